@@ -19,6 +19,7 @@ from asyncpp_cli.doctor.cluster import find_partition, nodes_of, partitions
 from asyncpp_cli.launch.common.snapshot import copy_code, interpreter
 from asyncpp_cli.launch.common.srun_command import network_variables
 from asyncpp_cli.launch.submission import sbatch
+from asyncpp_cli.runs.status import CLOCK_MARGIN
 from asyncpp_cli.sites.containers import Container, ContainerError, container_words, mounts_with
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.slurm import client as slurm
@@ -35,8 +36,6 @@ _OVER_TCP = (
     "NCCL uses TCP; on InfiniBand or RoCE it needs libibverbs and its providers, in the image, too "
     "(NCCL_DEBUG=INFO says why)"
 )
-_CLOCK_TOLERANCE = 20.0
-"""Seconds by which clocks may differ, as in `slurm.run_status`."""
 
 
 def job_checks(site: Site, folder: Path) -> Iterator[Check]:
@@ -177,7 +176,7 @@ def _first_wrong(checks: Sequence[Check]) -> Check:
 def _clock_checks(found: Sequence[dict[str, Any]]) -> Iterator[Check]:
     for node in found:
         difference = abs(node["time"] - node["seen"])
-        if difference > _CLOCK_TOLERANCE:
+        if difference > CLOCK_MARGIN:
             advice = "synchronise the clocks (NTP): heartbeats of runs depend on them"
             yield wrong("clock", f"the clock of {node['host']} is off by {difference:.0f} s", advice=advice)
 

@@ -56,7 +56,7 @@ class _Events:
 
     def remaining(self, run: Run, status: Status) -> float | None:
         """Seconds until the run ends, at its pace so far; None if unknown."""
-        now = status.updated or time.time()
+        now = time.monotonic()
         since, step = self._first.setdefault(run.id, (now, status.step))
         if status.step == step or status.step == 0:
             return None
@@ -108,8 +108,8 @@ class _Total:
 def _ended_line(run: Run, status: Status) -> str:
     if not is_done(status, until=status.steps):
         return f"{status.state:<12} {run.id}: {status.reason}"
-    seconds = (status.ended or 0.0) - (status.started or 0.0)
-    return f"{status.state:<12} {run.id}: {status.steps} steps in {duration(seconds)}{_figures(status)}"
+    within = f" in {duration(status.seconds)}" if status.seconds is not None else ""
+    return f"{status.state:<12} {run.id}: {status.steps} steps{within}{_figures(status)}"
 
 
 def _figures(status: Status) -> str:

@@ -10,6 +10,7 @@ import getpass
 import os
 import signal
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -86,6 +87,13 @@ def is_suspended(process: ProcessId) -> bool:
         return False
     fields = _stat(process.pid)
     return fields is not None and fields[0] in _STOPPED_STATES
+
+
+def seconds_since(monotonic: float, at: ProcessId) -> float | None:
+    """Seconds since a process read this from the monotonic clock of its machine; None on another machine, or
+    after a restart of it."""
+    _, boot, _ = _here()
+    return max(0.0, time.monotonic() - monotonic) if boot and boot == at.boot else None
 
 
 def send_signal(process: ProcessId, number: signal.Signals) -> None:

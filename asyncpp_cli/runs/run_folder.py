@@ -14,7 +14,9 @@ EXPERIMENT/runs/ID/attempts/N/     see `runs.attempts.attempt`
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -25,7 +27,7 @@ from asyncpp_cli.base.atomic_files import locked, read_json, remove_temporary, w
 from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.runs.lineage import DIGITS, Lineage, run_hash
 from asyncpp_cli.runs.lineage import FILE as LINEAGE_FILE
-from asyncpp_cli.runs.status import State, Status
+from asyncpp_cli.runs.status import CLOCK_MARGIN, State, Status
 from stages.checkpoint.files import saved_steps
 from stages.config.records import CHECKSUM, read_record
 from stages.config.run_config import RunConfig
@@ -33,6 +35,9 @@ from stages.config.run_config import RunConfig
 FORMAT = 1
 """Format number of the JSON files of an experiment; readers refuse a later one."""
 
+
+_seen: dict[Path, tuple[float, float, float]] = {}
+"""Of files whose age was asked: modification time, age, and the monotonic clock when that was first seen."""
 
 _HASH_IN_ID = re.compile(rf"-([0-9a-f]{{{DIGITS}}})$")
 
@@ -91,6 +96,30 @@ class Run:
     def locked(self) -> AbstractContextManager[None]:
         """Hold the lock under which the run's status is changed."""
         return locked(self.folder / "lock")
+
+    def age(self, file: Path) -> float:
+        """Seconds since one of the run's files was written or touched; 0 if that cannot be known.
+
+        Its age when this process first sees it so is by the file server's clock alone, or by that of this
+        machine less `CLOCK_MARGIN` where the lock cannot be touched, as in another user's run. From then on
+        this process counts, and no clock that is set matters.
+        """
+        try:
+            changed = modified(file)
+            if _seen.get(file, (None,))[0] != changed:
+                _seen[file] = changed, max(0.0, self._file_server_time() - changed), time.monotonic()
+        except OSError:
+            return 0.0
+        _, age, seen = _seen[file]
+        return age + time.monotonic() - seen
+
+    def _file_server_time(self) -> float:
+        lock = self.folder / "lock"
+        try:
+            os.utime(lock)
+            return modified(lock)
+        except OSError:
+            return time.time() - CLOCK_MARGIN
 
     def log_file(self, *, attempt: int, rank: int) -> Path:
         """Output of a rank in an attempt."""
@@ -231,6 +260,13 @@ def still_valid(row: Mapping[str, Any], *, start: Mapping[str, Any]) -> bool:
         case "eval" | "diagnostics" | "pause":
             return bool(row["step"] <= start["step"])
     return False
+
+
+def modified(file: Path) -> float:
+    """When a file was written or touched, by the file server's clock."""
+    # Opened, because a network file system may answer stat() from what it remembers.
+    with file.open("rb") as opened:
+        return os.fstat(opened.fileno()).st_mtime
 
 
 def open_run(folder: Path) -> Run:

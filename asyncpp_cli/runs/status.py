@@ -9,6 +9,9 @@ from typing import Annotated
 from stages.config.records import Count, Meta
 
 AttemptNumber = Annotated[int, Meta(ge=0, le=100_000)]
+CLOCK_MARGIN = 20.0
+"""Seconds by which the clocks of two machines may differ where their times are compared."""
+
 Time = Annotated[float, Meta(ge=0, le=1e12)]
 """Seconds since 1970."""
 
@@ -62,6 +65,8 @@ class Status:
     started: Time | None = None
     updated: Time | None = None
     ended: Time | None = None
+    seconds: Annotated[float, Meta(ge=0)] | None = None
+    """From the claim of the latest attempt to its last sign of life, whatever the clocks show."""
     host: str = ""
     pids: list[int] = field(default_factory=list)
     """Process of each rank; 0 if not yet known."""

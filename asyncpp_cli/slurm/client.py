@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.runs.status import CLOCK_MARGIN
 
 _USUAL_MAX_ARRAY_SIZE = 1001
 _TIMEOUT = 60.0
@@ -152,13 +153,13 @@ def accounted_jobs(names: Collection[str], *, since: float) -> dict[tuple[str, i
 
     Args:
         names: job names.
-        since: submission time of the first of them, in seconds since 1970.
+        since: submission time of the first of them, in seconds since 1970, by any clock of the cluster.
     """
     from datetime import datetime
 
     if not names:
         return {}
-    start = datetime.fromtimestamp(since - 60).strftime("%Y-%m-%dT%H:%M:%S")
+    start = datetime.fromtimestamp(since - CLOCK_MARGIN).strftime("%Y-%m-%dT%H:%M:%S")
     fields = "JobID,State,ExitCode,ElapsedRaw,NodeList,JobName"
     command = ["sacct", "-a", "-n", "-P", "-X", f"--starttime={start}", f"--format={fields}"]
     try:

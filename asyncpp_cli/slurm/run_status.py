@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,12 +11,12 @@ from pathlib import Path
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.end_row import metrics_problem
-from asyncpp_cli.runs.attempts.files import Job
+from asyncpp_cli.runs.attempts.files import Claimed, Job
 from asyncpp_cli.runs.attempts.outcome import last_lines, tail
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment, config_problem
-from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import Cause, State, Status
+from asyncpp_cli.runs.run_folder import Run, modified
+from asyncpp_cli.runs.status import CLOCK_MARGIN, Cause, State, Status
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import (
     AccountedJob,
@@ -26,9 +27,6 @@ from asyncpp_cli.slurm.client import (
     phase_of,
 )
 from asyncpp_cli.slurm.submissions import ArrayTask, Submissions, read_submissions
-
-_CLOCK_TOLERANCE = 20.0
-"""Seconds by which the clocks of two machines may differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +86,7 @@ class SlurmQueue:
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
-        self._queried_at = 0.0
+        self._queried_at = -math.inf
         self._no_answer = ""
         self._elsewhere = False
 
@@ -118,7 +116,7 @@ class SlurmQueue:
         if not self._here:
             return None
         try:
-            self._queried_at = time.time()
+            self._queried_at = time.monotonic()
             return slurm.queued_jobs(self.submissions.job_names)
         except SlurmError as error:
             self._no_answer = str(error)
@@ -157,7 +155,7 @@ class SlurmQueue:
         """See `Scheduler`."""
         if self.queued is None and not self._elsewhere:
             return False  # assume that it runs until SLURM answers again
-        if self.queued is None or claimed > self._queried_at - _CLOCK_TOLERANCE:
+        if self.queued is None or claimed < time.monotonic() - self._queried_at + CLOCK_MARGIN:
             return None  # it may have started after the query
         if job.submission not in {submission.name for submission in self.submissions.all}:
             return None
@@ -264,7 +262,7 @@ def unclaimed_job(
         return None
     job = Attempt(run, status.attempt).job if status.attempt else None
     claimed = job is not None and (job.name, job.index) == task.key
-    if claimed or (status.started or 0.0) > task.submission.time:
+    if claimed or _claimed_later(run, status, task):
         return None
     file = output_file(task)
     output = file if file.exists() else None
@@ -279,6 +277,15 @@ def unclaimed_job(
     see = f" (submissions/{file.parent.name}/{file.name})" if output is not None else ""
     reason = f"its job {job_id} ended before the run began{by_slurm}{said}{see}"
     return UnclaimedJob(id=job_id, failed=True, reason=reason, output=output)
+
+
+def _claimed_later(run: Run, status: Status, task: ArrayTask) -> bool:
+    """Whether the run's latest attempt was claimed after the submission, by the file server's clock."""
+    try:
+        claimed = modified(Attempt(run, status.attempt).file(Claimed))
+        return claimed > modified(task.submission.folder / task.array.file)
+    except FileNotFoundError:
+        return False
 
 
 def _how_it_ended(exit_code: str) -> str:

@@ -27,6 +27,7 @@ from asyncpp_cli.runs.run_folder import FORMAT
 from stages.config.records import converted
 
 _FILE = "submission.json"
+_BEGAN = "%Y%m%d-%H%M%S"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +132,15 @@ def write_submission(submission: Submission) -> None:
 
 
 def new_folder(experiment: Experiment) -> Path:
-    """Make a folder for a submission; later ones sort behind it."""
-    folder = experiment.submissions / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    """Make a folder for a submission; later ones sort behind it, whatever the clocks show."""
+    from datetime import datetime, timedelta
+
+    began = time.strftime(_BEGAN)
+    for earlier in experiment.submissions.glob("*/"):
+        with suppress(ValueError):
+            next_second = datetime.strptime(earlier.name[: len(began)], _BEGAN) + timedelta(seconds=1)
+            began = max(began, next_second.strftime(_BEGAN))
+    folder = experiment.submissions / f"{began}-{secrets.token_hex(3)}"
     folder.mkdir(parents=True)
     return folder
 

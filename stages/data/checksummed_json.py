@@ -5,15 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 CHECKSUM_KEY = "sha256_of_the_rest"
-CLOCK_RESOLUTION = 2.0
-"""Minimal age in seconds at which a file's modification time identifies its content: filesystem clocks are
-coarse."""
+_MARGIN = 22.0
+"""Seconds: clocks of filesystems are coarse (2), and another machine's may differ from this one's (20)."""
+
+
+def identifies(modified: float) -> bool:
+    """Whether a file's modification time (seconds since 1970) identifies its content: no change of it from
+    now on can have the same time."""
+    return abs(time.time() - modified) > _MARGIN
 
 
 def checksum_of(content: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ Results are cached in the user's cache folder by the file's size and modificatio
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.data.checksummed_json import CLOCK_RESOLUTION, read_checksummed, write_checksummed
+from stages.data.checksummed_json import identifies, read_checksummed, write_checksummed
 from stages.data.shards import DataError, Shard, little_endian
 
 BLOCK = 1 << 22
@@ -81,7 +80,7 @@ def inspect_shard(shard: Shard, *, cache: Path | None) -> ShardFacts:
             return ShardFacts(**{entry.name: content[entry.name] for entry in fields(ShardFacts)})
     modified = shard.file.stat().st_mtime
     facts = _read(shard)
-    if time.time() - modified > CLOCK_RESOLUTION:
+    if identifies(modified):
         cache_facts(shard, facts, cache=cache)
     return facts
 

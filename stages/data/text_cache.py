@@ -15,7 +15,6 @@ import functools
 import hashlib
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ import numpy as np
 from stages.config.run_config import DataConfig
 from stages.data.checksummed_json import (
     CHECKSUM_KEY,
-    CLOCK_RESOLUTION,
+    identifies,
     read_checksummed,
     sync_folder,
     write_checksummed,
@@ -140,8 +139,7 @@ def _open_valid(folder: Path) -> Text | None:
             return None
     except OSError:
         return None
-    newest = max(modified for _, modified in marks.values())
-    if time.time() - newest / 1e9 > CLOCK_RESOLUTION:
+    if all(identifies(modified / 1e9) for _, modified in marks.values()):
         with suppress(OSError):
             write_checksummed(folder / CHECKED, {"marks": marks})
     return text

@@ -15,11 +15,12 @@ import typer
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.tables import Fit, printed
 from asyncpp_cli.completion import experiments
-from asyncpp_cli.runs.status import State
+from asyncpp_cli.runs.status import CLOCK_MARGIN, State, Status
 
 if TYPE_CHECKING:
     from asyncpp_cli.runs.attempts.cost import Cost
     from asyncpp_cli.runs.experiment_folder import Experiment
+    from asyncpp_cli.runs.run_folder import Run
     from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
 
 _POLL_SECONDS = 2.0
@@ -193,7 +194,6 @@ def _hours(cost: Cost | None) -> str:
 
 
 def _row(run_status: RunStatus, cost: Cost | None) -> list[str]:
-    from asyncpp_cli.base.console import duration
     from asyncpp_cli.runs.attempts.attempt import Attempt
 
     status = run_status.status
@@ -213,6 +213,19 @@ def _row(run_status: RunStatus, cost: Cost | None) -> list[str]:
         f"{status.train_loss:.3f}" if status.train_loss is not None else "",
         f"{status.tokens_per_second:,.0f}" if status.tokens_per_second is not None else "",
         _hours(cost),
-        f"{duration(time.time() - status.updated)} ago" if status.updated is not None else "",
+        _last_sign(run_status.run, status),
         reason,
     ]
+
+
+def _last_sign(run: Run, status: Status) -> str:
+    """How long ago a run showed that it runs, or ended; when, if that is in the future of this machine."""
+    from asyncpp_cli.base.console import duration
+
+    if status.updated is None:
+        return ""
+    # The writer of a heartbeat may be a machine with another clock.
+    ago = run.age(run.status_file) if status.state == State.RUNNING else time.time() - status.updated
+    if ago < -CLOCK_MARGIN:
+        return time.strftime("%F %H:%M", time.localtime(status.updated))
+    return f"{duration(max(0.0, ago))} ago"

@@ -11,6 +11,7 @@ python -m asyncpp_cli.launch.common.supervisor RUN_DIR ATTEMPT                th
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -30,7 +31,7 @@ ATTEMPT_VARIABLE = "ASYNCPP_ATTEMPT"
 """Number of the attempt; set only for a trainer that has a supervisor."""
 
 LIMIT_VARIABLE = "ASYNCPP_TIME_LIMIT_NEAR"
-"""Time (seconds since 1970) from which a signal to stop is taken for the job's time limit."""
+"""Seconds after the start of the ranks from which a signal to stop is taken for the job's time limit."""
 
 TAKEN_OVER = 3
 """Exit code if a later attempt began before this one had ended."""
@@ -73,12 +74,15 @@ class Supervisor:
         self._children = dict(children)
         self._all_here = len(children) == size
         self._grace = grace
-        self._polled = self._polled_others = 0.0
+        self._polled = self._polled_others = -math.inf
+        self._exits_seen: dict[int, float] = {}
+        """When this process first saw that a rank had not trained to the end, by the monotonic clock."""
         self._poll_seconds = max(_POLL_SECONDS, 2 * size / _MAX_READS_PER_SECOND)
         self._others_poll_seconds = max(_OTHERS_POLL_SECONDS, 8 * size / _MAX_READS_PER_SECOND)
         self._missing = 0
         self._received = received
         self._lease = lease
+        self._limit_near = time.monotonic() + float(os.environ.get(LIMIT_VARIABLE, "inf"))
         self._renewed = -lease
         self.taken_over = False
         """Whether a later attempt began before this one had ended."""
@@ -172,7 +176,7 @@ class Supervisor:
                 return _SECONDS_TO_END
             self._stop(min(self._children), self._received[0])
             return self._grace
-        now = time.time()
+        now = time.monotonic()
         if now - self._polled < self._poll_seconds:
             return None
         self._polled = now
@@ -188,8 +192,7 @@ class Supervisor:
         """Request all ranks to stop, because one of them got the signal."""
         from asyncpp_cli.runs.status import Cause
 
-        near = os.environ.get(LIMIT_VARIABLE)
-        if near is not None and time.time() > float(near):
+        if time.monotonic() > self._limit_near:
             reason = f"the job's time limit is near (rank {rank} got {number.name})"
             cause = Cause.TIME_LIMIT
         else:
@@ -218,7 +221,8 @@ class Supervisor:
 
     def _another_exited_long_ago(self, now: float) -> bool:
         return any(
-            other.rank not in self._children and now - other.time > _SECONDS_AFTER_ANOTHER
+            other.rank not in self._children
+            and now - self._exits_seen.setdefault(other.rank, now) > _SECONDS_AFTER_ANOTHER
             for other in self._attempt.early_exits
         )
 

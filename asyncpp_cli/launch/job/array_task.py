@@ -156,7 +156,8 @@ def _run_ranks(attempt: Attempt, manifest: ArrayManifest, job: Job) -> int | Non
     """Start the ranks through srun and wait for them, passing on stop signals; returns srun's exit code."""
     environment = slurm.without_cpu_binding(os.environ)
     if (limit := time_limit(job.id)) is not None:
-        environment[LIMIT_VARIABLE] = str(limit - manifest.signal_lead - EARLY_SECONDS)
+        near = limit - manifest.signal_lead - EARLY_SECONDS
+        environment[LIMIT_VARIABLE] = str(near - time.monotonic())
     environment |= network_variables(manifest.network_interface)
     command = srun_command(
         attempt.run,
@@ -187,7 +188,7 @@ def _corrected(
     """The status after correction by what only the job knows."""
     if status.state in (State.COMPLETED, State.PAUSED):
         return status
-    limit, now = time_limit(job.id), time.time()
+    limit, now = time_limit(job.id), time.monotonic()
     end = JobEnd(
         srun_code=srun_code,
         signalled=bool(received),
@@ -379,13 +380,22 @@ CLOCK_TOLERANCE = 2.0
 
 
 def time_limit(job_id: str) -> float | None:
-    """When the job reaches its time limit, in seconds since 1970; None if SLURM does not say."""
+    """When the job reaches its time limit, by this machine's monotonic clock; None if SLURM does not say."""
+    first, end = first_end_time(job_id), slurm.job_end_time(job_id)
+    if first is None:
+        return None if end is None else _by_monotonic_clock(end)
     # Preemption moves the end forward, which does not change the limit.
-    ends = [end for end in (first_end_time(job_id), slurm.job_end_time(job_id)) if end is not None]
-    return max(ends, default=None)
+    later = 0.0 if end is None else max(0.0, end - first[0])
+    return first[1] + later
 
 
 @functools.cache
-def first_end_time(job_id: str) -> float | None:
-    """End time that SLURM reported when it was first asked; asked when the job starts."""
-    return slurm.job_end_time(job_id)
+def first_end_time(job_id: str) -> tuple[float, float] | None:
+    """End time that SLURM reported when it was first asked, in seconds since 1970, and by this machine's
+    monotonic clock; asked when the job starts."""
+    end = slurm.job_end_time(job_id)
+    return None if end is None else (end, _by_monotonic_clock(end))
+
+
+def _by_monotonic_clock(at: float) -> float:
+    return time.monotonic() + at - time.time()

@@ -32,7 +32,7 @@ from asyncpp_cli.runs.attempts.files import (
     reserve,
     write_reserved,
 )
-from asyncpp_cli.runs.processes import ProcessId
+from asyncpp_cli.runs.processes import ProcessId, seconds_since
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause
 from stages.config.records import read_record
@@ -137,6 +137,16 @@ class Attempt:
         """
         return replace(self.run.config().site, **self.site_settings)
 
+    def seconds(self) -> float:
+        """Seconds since it was claimed: by the monotonic clock of the machine that claimed it, elsewhere by
+        that of the file server."""
+        claimed = self.read(Claimed)
+        if claimed is not None and claimed.monotonic is not None:
+            seconds = seconds_since(claimed.monotonic, claimed.by)
+            if seconds is not None:
+                return seconds
+        return self.run.age(self.file(Claimed))
+
     def longest_silence(self) -> float:
         """Seconds without a heartbeat after which the attempt counts as stalled; the default if the run's
         configuration cannot be read."""
@@ -174,7 +184,8 @@ class Attempt:
             signal_number: the signal that ended it.
             stopped: whether it was made to end: on request, or because another rank ended.
         """
-        end = RankEnd(code=code, signal=signal_number, stopped=stopped, time=time.time())
+        seconds = self.seconds()
+        end = RankEnd(code=code, signal=signal_number, stopped=stopped, time=time.time(), seconds=seconds)
         self._write_on_full_disk(end, rank)
         release(self.file(RankError, rank))
         if code != 0:
@@ -218,7 +229,7 @@ class Attempt:
             rank: the rank.
             failed: whether it failed by itself.
         """
-        new = EarlyExit(rank=rank, failed=failed, time=time.time())
+        new = EarlyExit(rank=rank, failed=failed)
         if self._early_exits.with_exit(new) is None:
             return
         with contextlib.suppress(OSError), self.run.locked():

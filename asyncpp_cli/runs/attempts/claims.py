@@ -17,7 +17,6 @@ from asyncpp_cli.base.atomic_files import temporary_folder, write_record
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, Job, Scheduler
-from asyncpp_cli.runs.attempts.lease import age
 from asyncpp_cli.runs.attempts.settle import SECONDS_TO_START, settle_locked
 from asyncpp_cli.runs.processes import is_gone, this_process
 from asyncpp_cli.runs.run_folder import Run
@@ -66,6 +65,7 @@ def claim(
             until=until,
             lease=_lease(run, site_settings or {}),
             claimed=now,
+            monotonic=time.monotonic(),
             by=claimant,
             job=job,
             site=dict(site_settings or {}),
@@ -122,7 +122,7 @@ def _is_abandoned(attempt: Attempt) -> bool:
     claimed = attempt.read(Claimed)
     if claimed is None or is_gone(claimed.by):
         return True
-    return age(attempt.run, attempt.file(Claimed)) > SECONDS_TO_START
+    return attempt.seconds() > SECONDS_TO_START
 
 
 def check_current(attempt: Attempt) -> None:

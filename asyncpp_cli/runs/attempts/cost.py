@@ -61,18 +61,18 @@ def cost_of_run(run: Run, status: Status) -> Cost | None:
 
 
 def _cost_of_attempt(attempt: Attempt, status: Status) -> Cost | None:
-    claimed, until = attempt.read(Claimed), _end(attempt, status)
-    if claimed is None or until is None:
+    claimed, seconds = attempt.read(Claimed), _seconds(attempt, status)
+    if claimed is None or seconds is None:
         return None
-    hours = max(0.0, until - claimed.claimed) / _SECONDS_PER_HOUR
+    hours = seconds / _SECONDS_PER_HOUR
     if claimed.gpus:
         return Cost(gpu_hours=hours * claimed.gpus)
     return Cost(core_hours=hours * claimed.processes * claimed.threads)
 
 
-def _end(attempt: Attempt, status: Status) -> float | None:
-    """When an attempt ended, or showed its last sign of life; None if unknown."""
+def _seconds(attempt: Attempt, status: Status) -> float | None:
+    """From the claim of an attempt to its last sign of life; None if unknown."""
     if attempt.number == status.attempt and status.state == State.RUNNING:
-        return status.updated
+        return status.seconds
     outcome = attempt.read(Outcome)
-    return None if outcome is None else outcome.last_sign
+    return None if outcome is None else outcome.seconds

@@ -47,6 +47,9 @@ class Job:
     """Its folder under EXPERIMENT/submissions."""
 
 
+Seconds = Annotated[float, Meta(ge=0)]
+
+
 class Scheduler(Protocol):
     """Says whether an attempt has ended whose processes cannot be checked from here."""
 
@@ -55,7 +58,7 @@ class Scheduler(Protocol):
 
         Args:
             job: the job that the attempt recorded.
-            claimed: when the attempt was claimed, in seconds since 1970.
+            claimed: seconds since the attempt was claimed, or fewer.
         """
 
 
@@ -83,6 +86,8 @@ class Claimed(AttemptFile, frozen=True, kw_only=True):
     lease: Annotated[float, Meta(gt=0)]
     """`site.lease`."""
     claimed: Time
+    monotonic: float | None = None
+    """The monotonic clock of that machine then, in seconds."""
     by: ProcessId
     job: Job | None = None
     site: dict[str, Any] = field(default_factory=dict)
@@ -109,6 +114,8 @@ class RankEnd(AttemptFile, frozen=True, kw_only=True):
     stopped: bool
     """Whether it was made to end: on request, or because another rank ended."""
     time: Time
+    seconds: Seconds | None = None
+    """Since the attempt was claimed."""
     disk: str = ""
     """Why the file had to be written into reserved space."""
 
@@ -138,7 +145,6 @@ class EarlyExit(Record, frozen=True, kw_only=True):
     rank: Count
     failed: bool
     """It failed by itself: it was neither stopped, nor did it vanish without recording its end."""
-    time: Time
 
 
 class EarlyExits(AttemptFile, frozen=True, kw_only=True):
@@ -182,8 +188,8 @@ class Outcome(AttemptFile, frozen=True, kw_only=True):
     cause: Cause
     reason: str
     time: Time
-    last_sign: Time | None = None
-    """When the attempt last showed that it runs."""
+    seconds: Seconds | None = None
+    """From the claim to the attempt's last sign of life."""
 
 
 # Disk space is reserved for the files that a rank writes as it ends: on a full disk an existing file can be

@@ -1,9 +1,8 @@
 """The lease of an attempt's ranks: who runs a rank touches the file of its start, again and again.
 
 Where processes cannot be checked, on other machines and in other containers, a rank whose file is older than
-the lease is lost. Both its age and the present time are those of the file server, so that no two clocks are
-compared. A process that was only frozen finds the next attempt's folder, and writes nothing any more
-(`runs.recorder`).
+the lease is lost (`Run.age`: no two clocks are compared). A process that was only frozen finds the next
+attempt's folder, and writes nothing any more (`runs.recorder`).
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
 from asyncpp_cli.base.errors import TakenOverError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import RankStart
-from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.run_folder import modified
 
 RENEWALS = 6
 """Number of renewals within a lease."""
@@ -35,25 +33,8 @@ def renewed_at(attempt: Attempt) -> dict[int, float]:
     times = {}
     for rank in attempt.ranks_with(RankStart):
         with contextlib.suppress(OSError):
-            times[rank] = _changed(attempt.file(RankStart, rank))
+            times[rank] = modified(attempt.file(RankStart, rank))
     return times
-
-
-def age(run: Run, file: Path) -> float:
-    """Seconds since a file was written or touched; 0 if that cannot be known, as in another user's run."""
-    clock = run.folder / "lock"
-    try:
-        os.utime(clock)
-        now = _changed(clock)
-        return now - _changed(file)
-    except OSError:
-        return 0.0
-
-
-def _changed(file: Path) -> float:
-    # Opened, because a network file system may answer stat() from what it remembers.
-    with file.open("rb") as opened:
-        return os.fstat(opened.fileno()).st_mtime
 
 
 def is_superseded(attempt: Attempt) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -58,43 +58,55 @@ def _first_cause(attempt: Attempt, ends: Mapping[int, RankEnd | None]) -> tuple[
     """The end that caused the others.
 
     Out of memory comes first, since other ranks may abort because of it; then killed ranks, errors, errors
-    because another rank was gone, and the rest. Within each group, the earliest.
+    because another rank was gone, and the rest. Within each group, the earliest (`_when`).
     """
-    no_memory: list[tuple[float, Cause, str]] = []
-    killed: list[tuple[float, Cause, str]] = []
-    failed: list[tuple[float, Cause, str]] = []
-    orphaned: list[tuple[float, Cause, str]] = []
-    others: list[tuple[float, Cause, str]] = []
+    no_memory: list[tuple[_When, Cause, str]] = []
+    killed: list[tuple[_When, Cause, str]] = []
+    failed: list[tuple[_When, Cause, str]] = []
+    orphaned: list[tuple[_When, Cause, str]] = []
+    others: list[tuple[_When, Cause, str]] = []
+    when = _when(attempt)
     for rank, end in ends.items():
         log = attempt.run.log_file(attempt=attempt.number, rank=rank)
         see = f" (logs/{log.name})" if log.exists() else ""
         if end is None:
-            killed.append((0.0, Cause.KILLED, _unrecorded_end(attempt, rank)))
+            killed.append(((-1, 0.0), Cause.KILLED, _unrecorded_end(attempt, rank)))
             continue
         # The recorded exception takes precedence: torch may abort while the interpreter shuts down after it.
         if (error := attempt.read(RankError, rank)) is not None:
             how = f"rank {rank}: {error.message}{see}"
             if error.kind in _NO_MEMORY:
-                no_memory.append((error.time, Cause.OUT_OF_MEMORY, how))
+                no_memory.append((when(rank, error.time), Cause.OUT_OF_MEMORY, how))
             else:
                 group = failed if error.kind != _OTHER_RANK_GONE else orphaned
-                group.append((error.time, Cause.ERROR, how))
+                group.append((when(rank, error.time), Cause.ERROR, how))
         elif end.signal is not None and not end.stopped:
             how = f"rank {rank} was killed by {_signal_name(end.signal)}{see}"
             # SIGTERM after another rank's failure is a consequence: srun ends the others.
-            (others if end.signal in SIGNALS else killed).append((end.time, Cause.KILLED, how))
+            group = others if end.signal in SIGNALS else killed
+            group.append((when(rank, end.time), Cause.KILLED, how))
         elif end.code != 0:
             how = "was made to end"
             if not end.stopped:
                 why = end.disk or _last_line(log) or "it printed nothing"
                 how = f"ended with exit code {end.code}: {why}"
-            others.append((end.time, Cause.ERROR, f"rank {rank} {how}{see}"))
+            others.append((when(rank, end.time), Cause.ERROR, f"rank {rank} {how}{see}"))
     for causes in (no_memory, killed, failed, orphaned, others):
         if causes:
             _, cause, reason = min(causes)
             awaited = attempt.awaited() if cause == Cause.ERROR else ""
             return cause, f"{awaited}; {reason}" if awaited else reason
     return Cause.ERROR, "it has no ranks"
+
+
+_When = tuple[int, float]
+
+
+def _when(attempt: Attempt) -> Callable[[int, float], _When]:
+    """What sorts ranks by when they ended: those that were the first to say so, in the order in which they
+    did; the others, each at a time of its own machine's clock."""
+    order = {early_exit.rank: place for place, early_exit in enumerate(attempt.early_exits)}
+    return lambda rank, at: (order.get(rank, len(order)), at)
 
 
 def vanished(attempt: Attempt, ranks: int) -> str:
@@ -120,11 +132,12 @@ def _unrecorded_end(attempt: Attempt, rank: int) -> str:
 def blamed_rank(attempt: Attempt) -> int | None:
     """The rank that ended the attempt: out of memory if any, else the first that failed."""
     ends = []
+    when = _when(attempt)
     for rank, end in attempt.by_rank(RankEnd).items():
         if end.code != 0:
             error = attempt.read(RankError, rank)
             no_memory = error is not None and error.kind in _NO_MEMORY
-            ends.append((not no_memory, error.time if error else end.time, rank))
+            ends.append((not no_memory, when(rank, error.time if error else end.time), rank))
     return min(ends)[2] if ends else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -82,7 +83,8 @@ class RunRecorder:
         self._attempt = Attempt(run, attempt)
         self._metrics: MetricsWriter | None = None
         self._latest: Status | None = None
-        self._written_at = 0.0
+        self._written_at = -math.inf
+        self._claimed = math.nan
         self._last_step: Mapping[str, Any] | None = None
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -126,13 +128,16 @@ class RunRecorder:
 
     def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
         """Update progress in the status; written at most twice per second."""
-        now = time.time()
+        now = time.monotonic()
+        if self._latest is None:
+            self._claimed = now - self._attempt.seconds()
         self._latest = replace(
             self._latest or self._run.status(),
             step=step,
             train_loss=train_loss,
             tokens_per_second=tokens_per_second,
-            updated=now,
+            updated=time.time(),
+            seconds=now - self._claimed,
         )
         if now - self._written_at >= self._SECONDS_BETWEEN_HEARTBEATS:
             superseded = partial(is_superseded, self._attempt)
@@ -147,7 +152,7 @@ class RunRecorder:
         """Write the final progress with the mean throughput to the status, and close the metrics."""
         if (row := self._last_step) is not None:
             rate = row["tokens"] / row["seconds"] if row["seconds"] else 0.0
-            self._written_at = 0.0
+            self._written_at = -math.inf
             self.heartbeat(row["step"], train_loss=row["train_loss"], tokens_per_second=rate)
         if self._metrics is not None:
             self._metrics.close()

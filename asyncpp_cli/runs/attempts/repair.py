@@ -9,7 +9,6 @@ from pathlib import Path
 from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, RankEnd, RankStart
-from asyncpp_cli.runs.attempts.lease import age
 from asyncpp_cli.runs.attempts.outcome import outcome_of
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.processes import is_gone, is_local
@@ -93,7 +92,7 @@ def _may_be_running(attempt: Attempt) -> str | None:
     lease = SiteConfig().lease if claimed is None else claimed.lease
     for rank in open_ranks:
         elsewhere = [process.host for process in attempt.processes(rank) if not is_local(process)]
-        if elsewhere and age(attempt.run, attempt.file(RankStart, rank)) <= lease:
+        if elsewhere and attempt.run.age(attempt.file(RankStart, rank)) <= lease:
             return f"it may be running on {elsewhere[0]}: try again when it has been silent for {lease:g} s"
     return None
 

@@ -25,7 +25,6 @@ from asyncpp_cli.runs.attempts.files import (
     StopRequest,
     release,
 )
-from asyncpp_cli.runs.attempts.lease import age
 from asyncpp_cli.runs.attempts.outcome import outcome_of
 from asyncpp_cli.runs.processes import ProcessId, is_gone, is_local
 from asyncpp_cli.runs.run_folder import Run
@@ -80,7 +79,7 @@ def current_status(
         try:
             return settle(run, none_to_come=none_to_come, scheduler=scheduler)
         except OSError:
-            return _settled(run.status(), run, none_to_come=none_to_come, scheduler=scheduler)[0]
+            return _settled(run.status(), run, none_to_come=none_to_come, scheduler=scheduler)
     except DamagedError as error:
         return Status(state=State.DAMAGED, reason=printable(error))
     except OSError as error:
@@ -97,9 +96,7 @@ def settle_locked(
 ) -> Status:
     """As `settle`, for a caller that holds the run's lock."""
     status = run.status()
-    settled, last_sign = _settled(
-        status, run, none_to_come=none_to_come, all_over=all_over, scheduler=scheduler
-    )
+    settled = _settled(status, run, none_to_come=none_to_come, all_over=all_over, scheduler=scheduler)
     if settled is not status:
         attempt = Attempt(run, status.attempt)
         attempt.write(
@@ -108,7 +105,7 @@ def settle_locked(
                 cause=settled.cause,
                 reason=settled.reason,
                 time=settled.ended or 0.0,
-                last_sign=last_sign,
+                seconds=settled.seconds,
             )
         )
         run.write_status(settled)
@@ -124,10 +121,8 @@ def override_outcome(attempt: Attempt, *, state: State, cause: Cause, reason: st
         if status.attempt == attempt.number:
             status = replace(status, state=state, cause=cause, reason=reason)
             before = attempt.read(Outcome)
-            last_sign = None if before is None else before.last_sign
-            attempt.write(
-                Outcome(state=state, cause=cause, reason=reason, time=time.time(), last_sign=last_sign)
-            )
+            seconds = None if before is None else before.seconds
+            attempt.write(Outcome(state=state, cause=cause, reason=reason, time=time.time(), seconds=seconds))
             attempt.run.write_status(status)
         return status
 
@@ -148,8 +143,8 @@ def _settled(
     none_to_come: int | None,
     all_over: int | None = None,
     scheduler: Scheduler | None,
-) -> tuple[Status, float | None]:
-    """The status after the attempt's end, and when the attempt last showed that it runs. Writes nothing.
+) -> Status:
+    """The status after the attempt's end. Writes nothing.
 
     `status` itself if the attempt has not ended.
 
@@ -157,25 +152,26 @@ def _settled(
         DamagedError: a file of the attempt is missing or cannot be read.
     """
     if status.state != State.RUNNING:
-        return status, None
+        return status
     if all_over != status.attempt and not _has_ended(
         status, run, none_to_come=none_to_come, scheduler=scheduler
     ):
-        return status, None
+        return status
     attempt = Attempt(run, status.attempt)
     ends = attempt.ends(attempt.description().processes)
     state, cause, reason = outcome_of(attempt, ends, steps=status.steps)
-    signs = [end.time for end in ends.values() if end is not None]
-    if status.updated is not None:
-        signs.append(status.updated)
-    ended = time.time()
-    settled = replace(status, state=state, cause=cause, reason=reason, updated=ended, ended=ended)
+    signs = [status.seconds, *(end.seconds for end in ends.values() if end is not None)]
+    seconds = max((sign for sign in signs if sign is not None), default=None)
+    now = time.time()
+    settled = replace(
+        status, state=state, cause=cause, reason=reason, updated=now, ended=now, seconds=seconds
+    )
     if state == State.COMPLETED:
         settled = replace(settled, step=status.steps)
     if state == State.PAUSED:
         # An attempt that only evaluated has no heartbeat.
         settled = replace(settled, step=max(status.step, attempt.until or 0))
-    return settled, max(signs, default=None)
+    return settled
 
 
 def _has_ended(status: Status, run: Run, *, none_to_come: int | None, scheduler: Scheduler | None) -> bool:
@@ -192,7 +188,7 @@ def _has_ended(status: Status, run: Run, *, none_to_come: int | None, scheduler:
         if all(map(is_gone, processes)) if processes else never_starts:
             continue
         if claimed.job is not None and scheduler is not None:
-            answer = scheduler.is_over(claimed.job, claimed=claimed.claimed)
+            answer = scheduler.is_over(claimed.job, claimed=run.age(attempt.file(Claimed)))
             if answer is not None:
                 return answer
         if not _rank_is_lost(attempt, rank, processes, claimed):
@@ -205,7 +201,7 @@ def _launcher_is_gone(attempt: Attempt, claimed: Claimed) -> bool:
     if is_gone(claimed.by):
         return True
     # In a SLURM job the claiming process stays until the end, however long the ranks take to start.
-    return not claimed.job and age(attempt.run, attempt.file(Claimed)) > SECONDS_TO_START
+    return not claimed.job and attempt.seconds() > SECONDS_TO_START
 
 
 def _rank_is_lost(attempt: Attempt, rank: int, processes: Sequence[ProcessId], claimed: Claimed) -> bool:
@@ -213,7 +209,7 @@ def _rank_is_lost(attempt: Attempt, rank: int, processes: Sequence[ProcessId], c
     if any(is_local(process) and not is_gone(process) for process in processes):
         return False
     if claimed.job is None:
-        return bool(processes) and age(attempt.run, attempt.file(RankStart, rank)) > claimed.lease
+        return bool(processes) and attempt.run.age(attempt.file(RankStart, rank)) > claimed.lease
     # SLURM may have suspended it, and its ranks may take long to start.
     file = attempt.file(RankStart, rank) if processes else attempt.file(Claimed)
-    return age(attempt.run, file) > attempt.longest_silence()
+    return attempt.run.age(file) > attempt.longest_silence()

@@ -39,7 +39,7 @@ def test_a_terminal_has_a_bar_of_all_runs_and_a_line_for_each_that_ends() -> Non
         run, other = Run(Path("a")), Run(Path("b"))
         half = Status(state=State.RUNNING, attempt=1, step=50, steps=200)
         display.update([(run, half), (other, half)])
-        ended = replace(half, state=State.COMPLETED, step=200, started=1.0, ended=3.0)
+        ended = replace(half, state=State.COMPLETED, step=200, seconds=2.0)
         display.update([(run, ended), (other, replace(half, step=100))])
         bar.refresh()
     assert "completed a: 200 steps in 0:02" in out.getvalue()

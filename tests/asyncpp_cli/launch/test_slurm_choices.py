@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ from asyncpp_cli.launch.common.arrays import (
 from asyncpp_cli.launch.job import array_task
 from asyncpp_cli.launch.submission.sbatch import profile_keys
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.files import Job
+from asyncpp_cli.runs.attempts.files import Claimed, Job
 from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.processes import this_process
@@ -33,6 +33,8 @@ from asyncpp_cli.runs.status import Cause, State, Status
 from asyncpp_cli.sites.profile import find_site
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import JobPhase, phase_of
+from asyncpp_cli.slurm.run_status import SlurmQueue
+from asyncpp_cli.slurm.submissions import Submission, SubmittedArray, new_folder, write_submission
 from stages.liveness.stop_signal import RESUMABLE
 
 
@@ -141,6 +143,48 @@ def test_a_job_whose_requeueing_was_not_acknowledged(
     assert array_task._requeue(STOPPED, experiment, experiment.runs[0], TABLE, JOB) == RESUMABLE
     printed = capfd.readouterr().out.strip().splitlines()[-1]
     assert printed.partition(" ")[2].partition(" ")[2].startswith(said)
+
+
+@pytest.mark.parametrize("node", [-3600.0, 0.0, 3600.0])
+def test_a_job_that_began_after_the_queue_was_read_goes_on_whatever_its_nodes_clock(
+    commands: Path, node: float
+) -> None:
+    made = ExperimentFolder(commands / "experiment")
+    made.add(settings("1f1b", "muon"))
+    experiment = open_experiment(made.folder)
+    (run,) = experiment.runs
+    slurm.cluster.cache_clear()
+    script(commands / "scontrol", 'echo "ClusterName = c"')
+    script(commands / "squeue", 'echo "7|0|7|PENDING||None|a"')
+    folder = new_folder(experiment)
+    words = {"site": "s", "user": "u", "host": "h", "interpreter": "python", "code": "c0de"}
+    arrays = (SubmittedArray(name="a", file="array-1.json", runs=(run.id,), shape="", id="7"),)
+    write_submission(
+        Submission(
+            folder=folder, time=0.0, cluster="c", state="submitted", software={}, arrays=arrays, **words
+        )
+    )
+    queue = SlurmQueue(experiment)
+    assert queue.queued is not None
+    run.write_status(Status(state=State.PENDING))
+    attempt = claimed(run, processes=1, replay=True, steps=5, job=replace(JOB, submission=folder.name))
+    elsewhere = replace(this_process(), host="elsewhere", boot="another")
+    attempt.record_start(0, elsewhere)
+    edit(attempt.file(Claimed), by=asdict(elsewhere), claimed=time.time() + node)
+    assert queue.run_status(run, with_accounting=False).status.state == State.RUNNING
+    slurm.cluster.cache_clear()
+
+
+def test_later_submissions_sort_behind_earlier_ones(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [new_folder(experiment).name]
+    monkeypatch.setenv("TZ", "UTC+9")  # nine hours back; the others follow within a second
+    time.tzset()
+    made += [new_folder(experiment).name for _ in range(4)]
+    monkeypatch.undo()
+    time.tzset()
+    assert made == sorted(made)
 
 
 FAULTS = [

@@ -29,7 +29,8 @@ def attempted(run: Run, *, hours: float, processes: int, gpus: int, threads: int
     attempt = claim(run, processes=processes, replay=False, steps=4, gpus=gpus, threads=threads)
     assert attempt is not None
     claimed = attempt.description()
-    attempt.write(structs.replace(claimed, claimed=claimed.claimed - hours * HOUR))
+    assert claimed.monotonic is not None
+    attempt.write(structs.replace(claimed, monotonic=claimed.monotonic - hours * HOUR))
     for rank in range(processes):
         attempt.record_start(rank, this_process())
     for rank in range(processes):
@@ -69,9 +70,8 @@ def test_an_attempt_that_vanished_counts_to_its_last_heartbeat(experiment: Exper
     gone = subprocess.Popen(["true"])
     gone.wait()
     claimed = attempt.description()
-    begun = claimed.claimed - 10 * HOUR
-    attempt.write(structs.replace(claimed, claimed=begun, by=replace(claimed.by, pid=gone.pid, start=1)))
-    running = Status(state=State.RUNNING, attempt=1, steps=4, started=begun, updated=begun + 3 * HOUR)
+    attempt.write(structs.replace(claimed, by=replace(claimed.by, pid=gone.pid, start=1)))
+    running = Status(state=State.RUNNING, attempt=1, steps=4, updated=claimed.claimed, seconds=3 * HOUR)
     run.write_status(running)
     assert cost_of_run(run, running) == Cost(core_hours=3.0)
     [record] = json.loads(asyncpp("status", experiment.folder, "--json").output)

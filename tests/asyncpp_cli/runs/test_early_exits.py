@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
 from support.attempts import claimed
 
 from asyncpp_cli.launch.common.supervisor import Supervisor
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.files import EarlyExits, RankEnd
+from asyncpp_cli.runs.attempts.files import RankEnd
 from asyncpp_cli.runs.attempts.settle import end_rank, settle
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
@@ -80,7 +81,7 @@ def supervisor(
 
 
 def seconds_left(watching: Supervisor) -> float | None:
-    watching._polled = watching._polled_others = 0.0
+    watching._polled = watching._polled_others = -math.inf
     return watching._seconds_left()
 
 
@@ -89,9 +90,10 @@ def fall(attempt: Attempt, rank: int, code: int) -> None:
     end_rank(attempt, rank, code=code if code > 0 else None, signal_number=signal_number, stopped=False)
 
 
-def long_ago(attempt: Attempt) -> None:
-    exits = [structs.replace(early_exit, time=early_exit.time - 60) for early_exit in attempt.early_exits]
-    attempt.write(EarlyExits(fallen=tuple(exits)))
+def long_ago(watching: Supervisor) -> None:
+    """Seen, and a minute passes by the supervisor's own monotonic clock."""
+    for early_exit in watching._attempt.early_exits:
+        watching._exits_seen[early_exit.rank] = time.monotonic() - 60
 
 
 def files_of_a_look(attempt: Attempt, ranks: int) -> int:
@@ -144,7 +146,8 @@ def test_a_rank_that_fell_long_ago_ends_the_others(
     assert seconds_left(another) is None
     assert another._another_failed(0) is failed
     assert not itself._another_failed(2)
-    long_ago(attempt)
+    for watching in (another, itself):
+        long_ago(watching)
     assert seconds_left(another) == SOON
     assert seconds_left(itself) is None
 
@@ -172,8 +175,9 @@ def test_a_rank_that_does_not_notice_is_ended_for_one_that_fell(
         fails.wait()
         children = {0: fails, 1: trainer}
         attempt.record_early_exit(0, failed=True)
-        long_ago(attempt)
-        assert not Supervisor(attempt, children, size=2, grace=9.0, lease=60.0, received=[]).watch()
+        watching = Supervisor(attempt, children, size=2, grace=9.0, lease=60.0, received=[])
+        long_ago(watching)
+        assert not watching.watch()
     ends = [attempt.read(RankEnd, rank) for rank in (0, 1)]
     assert [end and (end.code, end.signal, end.stopped) for end in ends] == [
         (1, None, False),

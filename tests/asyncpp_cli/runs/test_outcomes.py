@@ -19,7 +19,7 @@ from support.small_runs import small_config
 from asyncpp_cli.base.errors import TakenOverError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import check_current, claim, record_processes
-from asyncpp_cli.runs.attempts.files import Claimed, RankStart
+from asyncpp_cli.runs.attempts.files import Claimed, RankError, RankStart
 from asyncpp_cli.runs.attempts.outcome import blamed_rank
 from asyncpp_cli.runs.attempts.recorder import RunRecorder
 from asyncpp_cli.runs.attempts.settle import end_rank, settle
@@ -111,6 +111,14 @@ def test_the_reason_is_the_first_cause_and_names_rank_and_signal(run: Run) -> No
     # Rank 1 was aborted after its exception: what it said itself is the cause.
     assert ended(attempt, 1, -6).reason == "rank 1: FloatingPointError: loss is not finite"
 
+    # The first to say so counts, not the one whose machine's clock is behind.
+    attempt = claimed(run, processes=2, replay=False, steps=5)
+    attempt.record_error(1, FloatingPointError("loss is not finite"))
+    attempt.record_error(0, ValueError("a consequence"))
+    edit(attempt.file(RankError, 0), time=time.time() - 3600)
+    assert ended(attempt, 1, 1).reason == "rank 1: FloatingPointError: loss is not finite"
+    assert blamed_rank(attempt) == 1
+
     # Who says that another is gone may say so first.
     attempt = claimed(run, processes=2, replay=False, steps=5)
     attempt.record_error(0, GoneError("rank 1 is gone: its process ended"))
@@ -119,8 +127,8 @@ def test_the_reason_is_the_first_cause_and_names_rank_and_signal(run: Run) -> No
     assert ended(attempt, 1, 1).reason == "rank 1: FloatingPointError: loss is not finite"
 
     attempt = claimed(run, processes=2, replay=False, steps=5)
-    run.log_file(attempt=4, rank=0).write_text("Traceback\nMemoryError: none left\n\n")
-    assert "exit code 1: MemoryError: none left (logs/attempt-4-rank-0.log)" in ended(attempt, 1, 0).reason
+    run.log_file(attempt=attempt.number, rank=0).write_text("Traceback\nMemoryError: none left\n\n")
+    assert "exit code 1: MemoryError: none left (logs/attempt-5-rank-0.log)" in ended(attempt, 1, 0).reason
 
 
 class OutOfMemoryError(RuntimeError):
@@ -202,6 +210,18 @@ def test_a_run_elsewhere_is_over_when_its_lease_is_by_the_file_servers_clock(
     hour_ago = time.time() - 3600
     os.utime(attempt.file(RankStart, 0), (hour_ago, hour_ago))
     assert settle(run).state == state
+
+
+def test_an_age_goes_on_where_the_file_servers_clock_is_set(run: Run) -> None:
+    attempt = claimed(run, processes=1, replay=False, steps=5)
+    file = attempt.file(Claimed)
+    os.utime(file, (time.time() + 7200, time.time() + 7200))  # the server was two hours ahead
+    first = run.age(file)
+    time.sleep(0.01)
+    assert 0.0 <= first < run.age(file) < 250.0
+    (run.folder / "lock").unlink()  # then this machine's clock counts, less what it may be ahead
+    os.utime(file, (time.time() - 100, time.time() - 100))
+    assert 80.0 <= run.age(file) < 330.0
 
 
 def test_a_frozen_attempt_that_goes_on_after_the_next_has_begun_writes_nothing(run: Run) -> None:
