@@ -245,16 +245,18 @@ class TrainingLoop:
         steps = done - first_step
         program = self._program(first_step, steps)
         # None stands for no: everybody receives the first value that is something else.
-        gave_up, failed, stop, wrong = self._meetings.first(
-            next((rank.executor.trace.gave_up for rank in self._ranks if rank.executor.trace.gave_up), None),
+        traces = [rank.executor.trace for rank in self._ranks]
+        not_finite, gave_up, failed, stop, wrong = self._meetings.first(
+            next((trace.not_finite for trace in traces if trace.not_finite), None),
+            next((trace.gave_up for trace in traces if trace.gave_up), None),
             self._saving_failed or None,
             self._stop() or None,
-            staleness_problem([rank.executor.trace for rank in self._ranks], analyze(program)),
+            staleness_problem(traces, analyze(program)),
         )
         if gave_up or failed:
             self._finish_saving()
         if gave_up:
-            raise SkippedTooOftenError(gave_up)
+            raise SkippedTooOftenError(f"{not_finite}, so {gave_up}" if not_finite else gave_up)
         if wrong:
             raise RuntimeError(wrong)
         collected = self._meetings.at_writer(

@@ -26,12 +26,16 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from optimizers.rules.base import Group, ListOptimizer, State, as_batch, buffers, by_shape, count_step, decay
 from optimizers.rules.eigenbasis import (
     Basis,
+    complete_,
     eigenbasis,
+    in_range,
+    orthonormal,
     refresh,
     reorder,
     rotate,
@@ -127,10 +131,10 @@ def _refresh_from_second_moment(states: list[State], rotated: tuple[str, ...], m
 def _refresh_from_first_moment(states: list[State], rotated: tuple[str, ...], momenta: Tensor) -> None:
     left, right = _bases(states)
     if left is None and right is None:
-        u, _, vh = torch.linalg.svd(momenta, full_matrices=True)
+        u, values, vh = torch.linalg.svd(momenta, full_matrices=True)
         for side, basis in (("left", u), ("right", vh.mT)):
             if side in rotated:
-                store(states, f"{side}_basis", basis)
+                store(states, f"{side}_basis", complete_(basis, in_range(values)))
         return
     if left is not None:
         images = momenta.mT @ left if right is None else right
@@ -144,14 +148,16 @@ def _refresh_from_first_moment(states: list[State], rotated: tuple[str, ...], mo
 def _advance(images: Tensor, basis: Tensor) -> Tensor:
     """Orthonormalize `images` (count, n, k) into a full basis of n columns.
 
-    Where k < n, the columns of the present basis beyond k complete it, so that the part of the space that
-    the momentum does not reach keeps its axes as far as possible.
+    Where k < n, or an image is zero, the columns of the present basis complete it, so that the part of the
+    space that the momentum does not reach keeps its axes as far as possible.
     """
-    size = basis.shape[-1]
-    if images.shape[-1] < size:
-        images = torch.cat([images, basis[..., images.shape[-1] :]], dim=-1)
-    advanced: Tensor = torch.linalg.qr(images[..., :size]).Q
-    return advanced
+    size, images = basis.shape[-1], images[..., : basis.shape[-1]]
+    reached = F.pad(in_range(images.square().sum(-2)), (0, size - images.shape[-1]))
+    images = F.pad(images, (0, size - images.shape[-1])).where(reached.unsqueeze(-2), basis)
+    # Those that are reached come first: the others give way to them.
+    order = reached.byte().argsort(dim=-1, descending=True, stable=True)
+    columns = order.unsqueeze(-2).expand_as(images)
+    return torch.empty_like(images).scatter_(-1, columns, orthonormal(images.gather(-1, columns)))
 
 
 _REFRESH = {"second-moment": _refresh_from_second_moment, "first-moment": _refresh_from_first_moment}

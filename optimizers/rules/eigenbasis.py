@@ -31,27 +31,65 @@ def rotate_back(matrices: Tensor, left: Basis, right: Basis) -> Tensor:
 
 
 def eigenbasis(symmetric: Tensor) -> Tensor:
-    """Eigenvectors of each matrix of (count, n, n), as columns by descending eigenvalue."""
-    vectors: Tensor = torch.linalg.eigh(symmetric).eigenvectors
-    return vectors.flip(-1)
+    """Eigenvectors of each positive semi-definite matrix of (count, n, n), as columns by descending
+    eigenvalue; those of the null space by rule (`complete_`)."""
+    values, vectors = torch.linalg.eigh(symmetric)
+    return complete_(vectors.flip(-1), in_range(values.flip(-1)))
+
+
+def in_range(values: Tensor) -> Tensor:
+    """Which values of each of (count, n) are more than rounding beside the largest.
+
+    The vectors of smaller ones are wrong by up to eps / share: they would depend on the order of sums.
+    """
+    eps = torch.finfo(values.dtype).eps
+    return values > max(values.shape[-1] * eps, eps**0.75) * values.amax(-1, keepdim=True)
+
+
+def complete_(bases: Tensor, kept: Tensor) -> Tensor:
+    """Overwrite the columns that a decomposition fills from rounding with a basis that follows a rule.
+
+    Of all bases of a subspace it takes the one in which diag(1, ..., n), restricted to it, is diagonal: a
+    function of the subspace alone, up to signs, which the methods here do not depend on. A coordinate
+    that no gradient reaches is a basis vector of its own, so that it does not move.
+
+    Args:
+        bases: of shape (count, n, n).
+        kept: (count, up to n): which first columns of each are kept.
+    """
+    size = bases.shape[-1]
+    weights = torch.arange(1, size + 1, dtype=bases.dtype, device=bases.device)[:, None]
+    for basis, rank in zip(bases, kept.sum(-1).tolist(), strict=True):
+        if rank < size:
+            rest = basis[:, rank:].clone()
+            basis[:, rank:] = rest @ torch.linalg.eigh(rest.mT @ (weights * rest)).eigenvectors
+    return bases
 
 
 def refresh(symmetric: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     """One step of power iteration on each matrix, from its current basis.
 
-    Columns are first sorted by their descending share q^T S q.
+    Columns are first sorted by their descending share q^T S q; those without a share are kept.
 
     Args:
-        symmetric: S, of shape (count, n, n).
+        symmetric: S, of shape (count, n, n), positive semi-definite.
         basis: Q, of the same shape.
 
     Returns:
         The orthonormalized S Q with its columns sorted, and the order: positions in Q, of shape (count, n).
     """
     product = torch.bmm(symmetric, basis)
-    order = (basis * product).sum(-2).argsort(dim=-1, descending=True, stable=True)
+    shares = (basis * product).sum(-2)
+    reached = in_range(shares)
+    order = shares.where(reached, 0.0).argsort(dim=-1, descending=True, stable=True)
     columns = order.unsqueeze(-2).expand_as(product)
-    return torch.linalg.qr(product.gather(-1, columns)).Q, order
+    return orthonormal(product.where(reached.unsqueeze(-2), basis).gather(-1, columns)), order
+
+
+def orthonormal(columns: Tensor) -> Tensor:
+    """Q of the QR decomposition of each matrix."""
+    q: Tensor = torch.linalg.qr(columns).Q
+    return q
 
 
 def reorder(values: Tensor, order: Tensor, axis: int) -> Tensor:

@@ -14,6 +14,10 @@ from optimizers.rules.base import Group, ListOptimizer, State, buffers, decay, e
 from optimizers.rules.muon import orthogonal_directions, update_scale
 
 
+_SMALLEST = 1e-30
+"""Norm of a matrix of zeros, such as of an expert without a token: its step is zero."""
+
+
 class NorMuon(ListOptimizer):
     """Muon with a second moment for each row. With O the orthogonalized direction of Muon:
 
@@ -45,7 +49,7 @@ class NorMuon(ListOptimizer):
             else:
                 sizes = _norms(steps) * update_scale(rows, columns, "original")
             steps = steps / (torch.stack(chosen).sqrt() + group["row_eps"])
-            steps *= sizes / _norms(steps)
+            steps *= sizes / _norms(steps).clamp_min(_SMALLEST)
             torch._foreach_add_([parameters[i] for i in positions], list(steps.unbind()), alpha=-group["lr"])
 
 

@@ -64,6 +64,8 @@ class RankTrace:
     """Of its blocks of experts, by the block's number in the model, over all data ranks."""
     gave_up: str | None = None
     """Why the run ends after this segment; None: it does not."""
+    not_finite: str | None = None
+    """Names weights that were not finite when a step was skipped; None: they were."""
     latest: deque[Timed] = field(default_factory=lambda: deque(maxlen=0))
     """The most recent actions; an update counts when it is applied."""
     _waited_in_action: float = 0.0

@@ -124,6 +124,9 @@ class UpdatePhases:
             started, partial(self._trace.note_action, Action(stage, Op.UPDATE, NO_MICROBATCH, version))
         )
         self._skipped[stage] = self._skipped[stage] + 1 if result.skipped else 0
+        if result.skipped and self._trace.not_finite is None:
+            name = self._stages[stage].weights.master.not_finite()
+            self._trace.not_finite = name and f"the weights of stage {stage} are not finite ({name})"
         if self._skipped[stage] == self._rules.max_skipped > 0 and self._trace.gave_up is None:
             self._give_up(stage, version)
         if stage == self._program.loss_stage:

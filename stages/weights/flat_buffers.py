@@ -37,6 +37,11 @@ class Master:
         self.names = names
         self.parameters = parameters
 
+    def not_finite(self) -> str | None:
+        """Name of the first member with a value that is not finite; None: there is none."""
+        named = zip(self.names, self.parameters, strict=True)
+        return next((name for name, weight in named if not bool(weight.isfinite().all())), None)
+
 
 class GradientBuffer:
     """The gradient of one step: a flat buffer into which backwards of any replica accumulate, with a view per

@@ -124,5 +124,67 @@ def test_float32_follows_the_formula(
     check(name, options, dtype=torch.float32, weight_decay=weight_decay, tolerance=1e-5)
 
 
+EXPERTS = ("blocks.0.attention.wq.weight", "blocks.1.attention.wq.weight")
+"""Two matrices of one shape, updated as one batch."""
+
+WITHOUT_MOMENTUM: list[tuple[str, dict[str, float | bool | str]]] = [
+    (name, {key: 0.0})
+    for name, method in optimizers.METHODS.items()
+    for key in ("momentum", "beta1")
+    if key in method.options and (name, key) != ("sgd", "momentum")
+]
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("empty", ["all", "expert", "row", "column"])
+@pytest.mark.parametrize(("name", "options"), [*VARIANTS, *WITHOUT_MOMENTUM], ids=str)
+def test_what_gets_no_gradient_only_decays(
+    name: str, options: dict[str, float | bool | str], empty: str, precision: str
+) -> None:
+    """Zeros for three steps, then (but in a row or a column) gradients as for everybody else."""
+    if precision == "bfloat16":
+        if "precision" not in optimizers.METHODS[name].options:
+            pytest.skip("the rule computes in the master copy's type")
+        options = {**options, "precision": "bfloat16"}
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    peak, decay, idle, steps = peak_of(name), 0.3, 3, gradients(8, dtype)
+    for key, own in steps.items():
+        for step, gradient in enumerate(own):
+            if (empty == "all" or (empty == "expert" and key == EXPERTS[0])) and step < idle:
+                gradient.zero_()
+            elif empty in ("row", "column") and gradient.ndim == 2:
+                gradient[(2,) if empty == "row" else (slice(None), 2)] = 0
+    rounding = 0.0
+    if name in ROTATIONS:
+        # Eight steps of a zero that is rotated: two sums of nine products of up to about 3. In float32
+        # an eigenvector of a small eigenvalue has more of it.
+        options = {**options, "eps": FLOAT32_EPS}
+        rounding = 8 * peak / FLOAT32_EPS * 2 * 9 * 3 * torch.finfo(dtype).eps
+        rounding = rounding if dtype == torch.float64 else float("inf")
+    weights = parameters(dtype)
+    optimizer = build_optimizer(weights, name=name, lr=peak, weight_decay=decay, options=options)
+    # The first gradient only sets SOAP's bases.
+    first = int(name == "soap")
+    for step in range(8):
+        for key, weight in weights.items():
+            weight.grad = steps[key][step]
+        optimizer.step()
+        for group in optimizer.param_groups:
+            kept = (1 - group["lr"] * group["weight_decay"]) ** (step + 1 - first * (group["rule"] == "soap"))
+            for key, weight in zip(group["param_names"], group["params"], strict=True):
+                start = parameters(dtype)[key].detach() * kept
+                assert bool(weight.isfinite().all()), f"{key} after step {step}"
+                state = optimizer.state[weight].values()
+                assert all(bool(held.isfinite().all()) for held in state if isinstance(held, Tensor))
+                if (empty == "all" or (empty == "expert" and key == EXPERTS[0])) and step < idle:
+                    torch.testing.assert_close(weight.detach(), start, rtol=1e-6, atol=rounding)
+                elif empty in ("row", "column") and weight.ndim == 2:
+                    of_empty = (2,) if empty == "row" else (slice(None), 2)
+                    torch.testing.assert_close(
+                        weight.detach()[of_empty], start[of_empty], rtol=1e-6, atol=rounding
+                    )
+    assert not torch.equal(weights[EXPERTS[0]].detach(), parameters(dtype)[EXPERTS[0]].detach() * kept)
+
+
 def test_the_written_out_rules_cover_every_rule() -> None:
     assert set(RULES) == {rule for method in optimizers.METHODS.values() for rule in method.rules.values()}

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.against_one_process import check_against_one_process
+from support.first_gradient import joined
 from support.resumed import after, check_resumed, go_back, replay_twice, saving
-from support.small_runs import Rows, in_processes, small_config
+from support.small_runs import Rows, in_processes, small_config, with_experts
 from support.spoiled_gradients import newest_version, spoil_gradients
 from support.training_cases import OPTIMIZERS, SCHEDULES, measured
 
@@ -167,6 +169,40 @@ def test_a_run_is_one_process_on_the_micro_batches_of_all(
         **options,
     )
     check_against_one_process(config, delay=1 if schedule == "2bw" else 0)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        ("soap", {}),
+        ("basis-rotation", {}),
+        ("basis-rotation", {"source": "first-moment"}),
+        ("basis-rotation", {"geometry": "unilateral"}),
+    ],
+)
+@pytest.mark.slow
+def test_rotations_do_not_depend_on_the_layout(optimizer: str, options: dict[str, Any], text: Path) -> None:
+    """Gradients of rank below their size: no axis of a null space comes from rounding, in 40 steps. An axis is
+    exact to eps^(1/4), 1e-4, at worst (`in_range`), and a step is 5e-3."""
+    runs = []
+    for data in (1, 2):
+        config = small_config(
+            "2bw",
+            text=text,
+            data=data,
+            microbatches=4 // data,
+            optimizer=optimizer,
+            steps=40,
+            eval_interval=40,
+            precision="float64",
+        )
+        config.optimizer.options = {**options}
+        runs.append(replay(with_experts(config), recorder=Rows()))
+    assert runs[0].train_losses == pytest.approx(runs[1].train_losses, rel=1e-7)
+    assert runs[0].val_losses == pytest.approx(runs[1].val_losses, rel=1e-7)
+    weights = [joined(run.weights) for run in runs]
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weight, weights[1][name], rtol=0, atol=5e-3 * 1e-2)
 
 
 @pytest.mark.slow

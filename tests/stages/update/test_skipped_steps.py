@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from support.against_one_process import check_against_one_process
 from support.small_runs import Rows, small_config
 from support.spoiled_gradients import newest_version, spoil_gradients
 
+from stages.pipeline.weights.flat_buffers import GradientBuffer
 from stages.trainer import replay
 from stages.training_loop import SkippedTooOftenError
+from stages.update.optimizer_step import StageUpdate, UpdateResult
 
 
 @pytest.mark.parametrize("data", [1, 2])
@@ -81,6 +84,30 @@ def test_a_run_that_skips_too_often_ends_with_the_reason(
         replay(config, recorder=rows)
     assert rows.of_kind("step")[-1]["step"] == last
     assert [row["skipped"] for row in rows.of_kind("step")][:6] == [False, False, True, True, True, True]
+
+
+@pytest.mark.parametrize(("schedule", "clip"), [("2bw", "global"), ("paci", "stage")])
+@pytest.mark.parametrize("data", [1, 2])
+def test_weights_that_are_not_finite_are_named(
+    schedule: str, clip: str, data: int, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the gradient, which is not finite because of them. Stage 0 is skipped first, or only."""
+    config = small_config(schedule, text=text, data=data, layers=2, clip=clip, steps=20, microbatches=2)
+    config.train.max_skipped = 3
+    apply = StageUpdate.apply
+
+    def spoiled(self: StageUpdate, gradient: GradientBuffer, *, version: int, **given: Any) -> UpdateResult:
+        members = dict(zip(self._weights.master.names, self._weights.master.parameters, strict=True))
+        if version == 3 and "blocks.1.mlp_norm.weight" in members:
+            members["blocks.1.mlp_norm.weight"].detach()[-1] = float("nan")
+        return apply(self, gradient, version=version, **given)
+
+    monkeypatch.setattr(StageUpdate, "apply", spoiled)
+    words = (
+        r"the weights of stage 1 are not finite \(blocks.1.mlp_norm.weight\), so the gradient .* in 3 updates"
+    )
+    with pytest.raises(SkippedTooOftenError, match=words):
+        replay(config, recorder=Rows())
 
 
 def test_the_validation_loss_does_not_depend_on_who_computes_it(
