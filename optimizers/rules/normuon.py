@@ -13,7 +13,6 @@ from torch import Tensor
 from optimizers.rules.base import Group, ListOptimizer, State, buffers, decay, ema_momentum
 from optimizers.rules.muon import orthogonal_directions, update_scale
 
-
 _SMALLEST = 1e-30
 """Norm of a matrix of zeros, such as of an expert without a token: its step is zero."""
 

@@ -182,7 +182,7 @@ def test_a_run_is_one_process_on_the_micro_batches_of_all(
 )
 @pytest.mark.slow
 def test_rotations_do_not_depend_on_the_layout(optimizer: str, options: dict[str, Any], text: Path) -> None:
-    """Gradients of rank below their size: no axis of a null space comes from rounding, in 40 steps. An axis is
+    """Gradients of rank below their size: no axis of a null space comes from rounding, in 40 steps. Axes are
     exact to eps^(1/4), 1e-4, at worst (`in_range`), and a step is 5e-3."""
     runs = []
     for data in (1, 2):

@@ -11,10 +11,10 @@ from support.against_one_process import check_against_one_process
 from support.small_runs import Rows, small_config
 from support.spoiled_gradients import newest_version, spoil_gradients
 
-from stages.pipeline.weights.flat_buffers import GradientBuffer
 from stages.trainer import replay
 from stages.training_loop import SkippedTooOftenError
 from stages.update.optimizer_step import StageUpdate, UpdateResult
+from stages.weights.flat_buffers import GradientBuffer
 
 
 @pytest.mark.parametrize("data", [1, 2])
