@@ -43,7 +43,9 @@ def in_range(values: Tensor) -> Tensor:
     The vectors of smaller ones are wrong by up to eps / share: they would depend on the order of sums.
     """
     eps = torch.finfo(values.dtype).eps
-    return values > max(values.shape[-1] * eps, eps**0.75) * values.amax(-1, keepdim=True)
+    lowest = max(values.shape[-1] * eps, eps**0.75)
+    reached: Tensor = values > lowest * values.amax(-1, keepdim=True)
+    return reached
 
 
 def complete_(bases: Tensor, kept: Tensor) -> Tensor:
