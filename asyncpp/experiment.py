@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 2.0
 
 
-def sweep(template: str | Path, *changes: str, out: str | Path, site: str | None = None) -> Experiment:
+def sweep(
+    template: str | Path,
+    *changes: str,
+    out: str | Path,
+    site: str | None = None,
+    allow_code: str | Sequence[str] = (),
+) -> Experiment:
     """Render a template into a new experiment, or add its missing cells to an existing one.
 
     Args:
@@ -30,11 +37,12 @@ def sweep(template: str | Path, *changes: str, out: str | Path, site: str | None
         changes: settings for all cells, as in `"train.steps=300"` or `"matrix.seed=[0,1]"`.
         out: the experiment's folder.
         site: site profile whose GPUs every cell must fit; None: any.
+        allow_code: modules of your own that the template may name, as `--allow-code`.
 
     Raises:
         UserError: the template, a cell or the folder is not accepted; nothing is written.
     """
-    sweep_template(str(template), changes, out=Path(out), site=site)
+    sweep_template(str(template), changes, out=Path(out), site=site, allow_code=allow_code)
     return Experiment(out)
 
 

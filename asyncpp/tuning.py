@@ -24,6 +24,7 @@ def tune(
     search_seed: int | None = None,
     eta: int = 2,
     rungs: Sequence[float] = (0.125, 0.25),
+    allow_code: str | Sequence[str] = (),
     **launching: Any,
 ) -> Experiment:
     """Tune every arm of a template, or go on with a tuning in `out`, as `asyncpp tune`.
@@ -37,6 +38,7 @@ def tune(
         search_seed: draws the points at random; None: a grid of points.
         eta: one in `eta` candidates goes on from a rung.
         rungs: shares of all steps after which candidates are compared; empty: train every one to the end.
+        allow_code: modules of your own that the template may name, as `--allow-code`.
         **launching: `site`, `replay`, `max_parallel`, `retries` and `yes`, as in `Experiment.launch`.
 
     Raises:
@@ -61,7 +63,7 @@ def tune(
         eta=eta,
         rungs=tuple(rungs),
     )
-    write_tuning(question, out=Path(out))
+    write_tuning(question, out=Path(out), allow_code=allow_code)
     if go_on(Path(out), LaunchOptions(**launching)) == INTERRUPTED_CODE:
         raise KeyboardInterrupt
     return Experiment(out)

@@ -13,7 +13,7 @@ from optimizers import NAMES as OPTIMIZER_NAMES
 from optimizers.growth import growth_refusal
 from stages.config.limits import ConfigError as ConfigError
 from stages.config.limits import check_limits
-from stages.config.own_code import check_code
+from stages.config.own_code import check_code, named_code
 from stages.config.run_config import (
     CORRECTION_NAMES,
     OWN_SPLIT,
@@ -54,6 +54,7 @@ def check(config: RunConfig, *, seen: dict[str, int | DataError] | None = None) 
     Raises:
         ConfigError: names the first invalid key, what is wrong and what is accepted.
     """
+    named_code(config)
     check_limits(config)
     if not schedules.is_custom(config.schedule.name):
         _one_of("schedule.name", config.schedule.name, (*schedules.NAMES, "package.module:function"))

@@ -38,6 +38,13 @@ Changes = Annotated[
     ),
 ]
 
+AllowCode = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE", help="Modules of your own that the template may name: A,B; can be repeated."
+    ),
+]
+
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command an option for each annotated field of its parameters that are dataclasses."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,15 +105,15 @@ def write_continuations(
     Raises:
         UserError: `out` is not new or empty.
     """
-    made = Experiment(
+    made = replace(
+        experiment,
         folder=out,
         name=out.absolute().name,
-        template=experiment.template,
         cells=tuple(each.cell for each in continued),
     )
     with new_folder(out) as temporary:
         copies = CodeCopies()
-        staged = Experiment(folder=temporary, name=made.name, template=made.template, cells=made.cells)
+        staged = replace(made, folder=temporary)
         for each in continued:
             run = staged.run(each.cell.id)
             run.folder.mkdir(parents=True)

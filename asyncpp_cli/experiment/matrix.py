@@ -17,6 +17,7 @@ from msgspec import structs
 
 from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.experiment.confirmed_code import NOTHING, Confirmed, check_confirmed
 from asyncpp_cli.experiment.shipped import recommended_settings, template_names
 from asyncpp_cli.experiment.speed_runs import loss_givers
 from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, settings_of
@@ -48,23 +49,26 @@ class ResolvedCell:
     config: RunConfig
 
 
-def expand(template: Template, *, pinned: bool = True) -> list[ResolvedCell]:
+def expand(template: Template, *, pinned: bool = True, confirmed: Confirmed = NOTHING) -> list[ResolvedCell]:
     """The cells of a template, in order: the product of the axes (first axis outermost), then `include`.
 
     Args:
         template: to expand.
         pinned: whether to put the data's checksum into each configuration. Otherwise the data need not exist,
             and the ids are not those of runs.
+        confirmed: the code that the template may name.
 
     Raises:
-        UserError: a key or value is not accepted, a setting is missing, two cells are the same run, or no
-            cell is left.
+        UserError: a key or value is not accepted, a setting is missing, two cells are the same run, no cell
+            is left, or the template names code that is not confirmed.
     """
     configs: list[RunConfig] = []
+    made = list(_configs(template))
+    check_confirmed((config for config, _ in made), confirmed, source=template.source)
     checksums: dict[tuple[Any, ...], str] = {}
     code: dict[tuple[Any, ...], dict[str, str]] = {}
     needed: dict[tuple[Any, ...], int] = {}
-    for config, settings in _configs(template):
+    for config, settings in made:
         if missing := unset_keys(config):
             section = missing[0].partition(".")[0]
             accepted = ""

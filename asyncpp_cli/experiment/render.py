@@ -21,6 +21,7 @@ from asyncpp_cli.experiment.template import Template, text_of
 from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.experiment_folder import EXPERIMENT_FILE, Experiment, open_experiment, write_experiment
 from asyncpp_cli.runs.run_folder import Run
+from stages.config.own_code import named_code
 from stages.config.records import read_text
 
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
@@ -62,6 +63,9 @@ def render(template: Template, cells: list[ResolvedCell], *, template_name: str,
         name=template.name,
         template=template_name,
         cells=tuple(resolved.cell for resolved in cells),
+        allowed_code=tuple(
+            sorted({name for resolved in cells for name in named_code(resolved.config).values()})
+        ),
     )
     if _is_free(folder) and _make(wanted, cells, template):
         return Rendered(wanted, len(cells), ())
@@ -120,7 +124,11 @@ def _add(wanted: Experiment, cells: list[ResolvedCell], template: Template) -> R
         if (wanted.folder / EXPERIMENT_FILE).is_file():
             existing = open_experiment(wanted.folder)
             cells = with_existing_ids(cells, existing)
-            wanted = replace(wanted, cells=tuple(resolved.cell for resolved in cells))
+            wanted = replace(
+                wanted,
+                cells=tuple(resolved.cell for resolved in cells),
+                allowed_code=tuple(sorted({*wanted.allowed_code, *existing.allowed_code})),
+            )
             check_same_data(cells, existing)
             record_locations(cells, existing)
         existing_ids = _existing_ids(wanted)

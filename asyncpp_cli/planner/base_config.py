@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.experiment.confirmed_code import Confirmed, check_confirmed, confirmed
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.shipped import model_settings, recommended_settings, template_names
 from asyncpp_cli.experiment.template import load, settings_of
@@ -36,20 +37,24 @@ class Base:
     """Whether a model alone is planned, not an experiment with its own machine."""
 
 
-def base_of(what: str, changes: Sequence[str]) -> Base:
+def base_of(what: str, changes: Sequence[str], *, allow_code: Sequence[str] = ()) -> Base:
     """The run of a template, with changes KEY=VALUE.
 
     Args:
         what: name or file of a model template or an experiment template.
         changes: settings that replace the template's.
+        allow_code: modules of the user's own that the template may name.
 
     Raises:
-        UserError: there is no such template, or it or a change has a setting that is not accepted.
+        UserError: there is no such template, it or a change has a setting that is not accepted, or it names
+            code that is not confirmed.
     """
+    by_user = confirmed(allow_code, changes)
     if what in template_names("models") or _is_model_file(what):
         base = _of_model(what, changes)
+        check_confirmed([base.config], by_user, source=what)
     else:
-        base = _of_experiment(what, changes)
+        base = _of_experiment(what, changes, by_user)
     try:
         check_optimizer(base.config)
     except ConfigError as error:
@@ -57,9 +62,9 @@ def base_of(what: str, changes: Sequence[str]) -> Base:
     return base
 
 
-def _of_experiment(what: str, changes: Sequence[str]) -> Base:
+def _of_experiment(what: str, changes: Sequence[str], by_user: Confirmed) -> Base:
     template = load(what, changes)
-    cells = expand(template, pinned=False)
+    cells = expand(template, pinned=False, confirmed=by_user)
     config = cells[0].config
     models = dict.fromkeys(cell.config.model.name for cell in cells)
     note = ""

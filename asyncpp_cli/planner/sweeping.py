@@ -31,6 +31,7 @@ def sweep_template(
     *,
     out: Path | None,
     site: str | None,
+    allow_code: Sequence[str] | str = (),
     profiles: Sequence[Path] = (),
     plan: bool = False,
 ) -> Sweep:
@@ -41,6 +42,7 @@ def sweep_template(
         changes: `KEY=VALUE` for all cells.
         out: the experiment's folder, new or to be extended; None: only check.
         site: site profile whose GPUs every cell must fit; None: any.
+        allow_code: modules of the user's own that the template may name.
         profiles: files of `asyncpp plan --measure`, for the times of the cells that they were measured for.
         plan: estimate memory and time of every cell; they are estimated anyway where a check or a cost needs
             them: with a site, a profile, or a cell's `site.memory_gb` or `site.gpu`.
@@ -48,12 +50,13 @@ def sweep_template(
     Raises:
         UserError: the template, a cell or the folder is not accepted; nothing is written.
     """
+    from asyncpp_cli.experiment.confirmed_code import confirmed
     from asyncpp_cli.experiment.matrix import check_cells, expand
     from asyncpp_cli.experiment.render import render
     from asyncpp_cli.experiment.template import load
 
     loaded = load(template, changes)
-    cells = expand(loaded)
+    cells = expand(loaded, confirmed=confirmed(allow_code, changes, out=out))
     check_cells(loaded, cells)
     on_gpus = [cell.config.site.memory_gb or cell.config.site.gpu for cell in cells]
     costs = None

@@ -51,6 +51,7 @@ class _Description(FileRecord, frozen=True, kw_only=True):
     name: str
     template: str
     cells: tuple[Cell, ...]
+    allowed_code: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,8 @@ class Experiment:
     template: str
     """The template's name or file, as given to `sweep`."""
     cells: tuple[Cell, ...]
+    allowed_code: tuple[str, ...] = ()
+    """Code of the user's own that the cells name, `module:name`: confirmed when they were made."""
 
     @property
     def template_file(self) -> Path:
@@ -118,13 +121,24 @@ def open_experiment(folder: Path) -> Experiment:
         if cell.id in seen:
             raise UserError(f"{file}: cells[{index}].id is {cell.id}, which is an earlier cell's")
         seen.add(cell.id)
-    return Experiment(folder=folder, name=read.name, template=read.template, cells=read.cells)
+    return Experiment(
+        folder=folder,
+        name=read.name,
+        template=read.template,
+        cells=read.cells,
+        allowed_code=read.allowed_code,
+    )
 
 
 def write_experiment(experiment: Experiment) -> None:
     """Write experiment.json, with the hashes of the configurations as they are."""
     cells = tuple(_with_hash(cell, experiment.run(cell.id)) for cell in experiment.cells)
-    description = _Description(name=experiment.name, template=experiment.template, cells=cells)
+    description = _Description(
+        name=experiment.name,
+        template=experiment.template,
+        cells=cells,
+        allowed_code=experiment.allowed_code,
+    )
     write_record(experiment.folder / EXPERIMENT_FILE, description)
 
 

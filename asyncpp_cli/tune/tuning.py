@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,12 +29,18 @@ class Planned:
     plan: Plan
 
 
-def planned(question: Question) -> Planned:
+def planned(question: Question, *, allow_code: Sequence[str] | str = (), out: Path | None = None) -> Planned:
     """The cells and the plan of a tuning. Writes nothing.
+
+    Args:
+        question: what is tuned.
+        allow_code: modules of the user's own that the template may name.
+        out: folder of the experiment, which may be there; None: only plan.
 
     Raises:
         UserError: the template, a key or a value is not accepted.
     """
+    from asyncpp_cli.experiment.confirmed_code import confirmed
     from asyncpp_cli.experiment.matrix import check_cells, expand
     from asyncpp_cli.experiment.template import load
     from asyncpp_cli.tune.plan import plan_of, template_with_points
@@ -46,12 +53,13 @@ def planned(question: Question) -> Planned:
     template = template_with_points(load(question.template, question.changes), tried)
     if template.speed_steps is not None:
         raise UserError(f"{template.source}: speed_steps: a candidate needs its loss; accepted: null")
-    cells = expand(template)
+    typed = (*question.changes, *question.over)
+    cells = expand(template, confirmed=confirmed(allow_code, typed, out=out))
     check_cells(template, cells)
     return Planned(template=template, cells=cells, plan=plan_of(question, cells, tried))
 
 
-def write_tuning(question: Question, *, out: Path) -> None:
+def write_tuning(question: Question, *, out: Path, allow_code: Sequence[str] | str = ()) -> None:
     """Make the experiment of a tuning, or check that the folder holds this one.
 
     Raises:
@@ -67,7 +75,7 @@ def write_tuning(question: Question, *, out: Path) -> None:
             f"{out} holds another tuning ({described(known.question)}); name another folder, or go on with "
             f"it: {command('tune', out)}"
         )
-    made = planned(question)
+    made = planned(question, allow_code=allow_code, out=out)
     rendered = render(made.template, made.cells, template_name=question.template, folder=out)
     if known is None:
         write_plan(rendered.experiment, made.plan)

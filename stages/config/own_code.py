@@ -9,6 +9,7 @@ files, so what a module imports by a computed name is not among them.
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
@@ -28,14 +29,42 @@ _NOT_OWN = sys.stdlib_module_names | {
 _INSTALLED = ("site-packages", "dist-packages")
 
 
-def own_code(config: RunConfig) -> dict[str, dict[str, Path]]:
-    """The files of a run's own code by module, for each section of the configuration that names such code."""
+def named_code(config: RunConfig) -> dict[str, str]:
+    """The code that a configuration names, `package.module:name`, by key.
+
+    Raises:
+        ConfigError: it is of Python's own library, which has nothing that a run could use and much that acts
+            when it is imported or called.
+    """
     named = {
-        "schedule": config.schedule.name,
-        "optimizer": config.optimizer.name,
-        "model": config.model.factory or "",
+        "schedule.name": config.schedule.name,
+        "optimizer.name": config.optimizer.name,
+        "model.factory": config.model.factory or "",
     }
-    modules = {section: name.partition(":")[0] for section, name in named.items() if ":" in name}
+    named = {key: name for key, name in named.items() if ":" in name}
+    for key, name in named.items():
+        if _is_of_python(name.partition(".")[0].partition(":")[0]):
+            raise ConfigError(key, f"{name} is of Python's own library; accepted: code of your own")
+    return named
+
+
+def file_of_module(module: str) -> Path | None:
+    """The file of a module, or the folder that its package is in; None if its package is not found."""
+    root = _folder_of(module.partition(".")[0])
+    return None if root is None else _file_of(module, root) or root
+
+
+def _is_of_python(top: str) -> bool:
+    return top in sys.stdlib_module_names or _folder_of(top) == Path(os.__file__).absolute().parent
+
+
+def own_code(config: RunConfig) -> dict[str, dict[str, Path]]:
+    """The files of a run's own code by module, for each section of the configuration that names such code.
+
+    Raises:
+        ConfigError: as `named_code`.
+    """
+    modules = {key.partition(".")[0]: name.partition(":")[0] for key, name in named_code(config).items()}
     return {section: files for section, module in modules.items() if (files := _imported(module))}
 
 

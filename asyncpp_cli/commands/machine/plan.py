@@ -16,6 +16,7 @@ import typer
 
 from asyncpp_cli.base.errors import UserError, drawing
 from asyncpp_cli.base.numbers import finite
+from asyncpp_cli.commands.arguments import AllowCode
 from asyncpp_cli.completion import models_and_templates, settings, sites
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def plan(
             autocompletion=settings,
         ),
     ] = None,
+    allow_code: AllowCode = None,
     gpus: Annotated[int, typer.Option(metavar="N", min=1, help="Total number of GPUs.")] = 1,
     memory: Annotated[
         float | None,
@@ -160,7 +162,7 @@ def plan(
             raise UserError(f"--balance of a run takes no {changes[0]}: it was trained with its own settings")
         _show_measured_balance(Path(what), as_json=as_json)
         return
-    base = base_of(what, changes or [])
+    base = base_of(what, changes or [], allow_code=allow_code or ())
     if base.config.model.factory is not None:
         raise UserError(
             f"{what}: model.factory: the costs of a user's own model are unknown; train it to measure them"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.commands.arguments import Changes
+from asyncpp_cli.commands.arguments import AllowCode, Changes
 from asyncpp_cli.completion import sites, templates
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def sweep(
             metavar="NAME", help="Site profile: refuse cells that do not fit its GPUs.", autocompletion=sites
         ),
     ] = None,
+    allow_code: AllowCode = None,
     profiles: Annotated[
         list[Path] | None,
         typer.Option(
@@ -74,6 +75,7 @@ def sweep(
         changes or [],
         out=None if list_only else out,
         site=site,
+        allow_code=allow_code or (),
         profiles=profiles or [],
         plan=list_only or as_json,
     )

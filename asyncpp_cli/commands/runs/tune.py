@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.commands.arguments import Changes, with_options
+from asyncpp_cli.commands.arguments import AllowCode, Changes, with_options
 from asyncpp_cli.completion import settings, sites, templates_and_experiments
 from asyncpp_cli.launch.common.options import LaunchOptions, TrainOptions
 
@@ -54,6 +54,7 @@ def tune(
     site: Annotated[
         str, typer.Option(metavar="NAME", help="Site profile, as in launch.", autocompletion=sites)
     ] = "local",
+    allow_code: AllowCode = None,
     promote: Annotated[bool, typer.Option("--promote", hidden=True)] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show runs, rungs and steps; write and train nothing.")
@@ -89,11 +90,11 @@ def tune(
             rungs=() if grid else _shares(rungs),
         )
         if dry_run:
-            _show_plan(planned(question).plan, as_json=as_json)
+            _show_plan(planned(question, allow_code=allow_code or ()).plan, as_json=as_json)
             return
         if out is None:
             raise UserError("--out DIR is missing: the experiment's folder (or --dry-run, to see the budget)")
-        write_tuning(question, out=out)
+        write_tuning(question, out=out, allow_code=allow_code or ())
         folder = out
     if dry_run:
         _show_result(folder, as_json=as_json)

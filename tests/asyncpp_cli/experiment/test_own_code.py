@@ -6,18 +6,26 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from support.command_line import asyncpp, refusal, succeeded
 from support.launches import TINY
 
+import asyncpp as python_api
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.version import stamp_of
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.settings import assign
+from stages.config.limits import ConfigError
 from stages.config.own_code import code_sha256, own_code
 from stages.config.run_config import RunConfig
+from stages.validation import check
 
 OPTIMIZER = """
 import json, torch
@@ -194,6 +202,115 @@ def test_no_program_that_a_repository_names_is_run(
         assert recorded["other_changes"].keys() == {"data.txt", "rules/unused.py"}
     assert stamp_of(rules).commit == (recorded["commit"] if owner == "me" else None)
     assert list(ran.iterdir()) == []
+
+
+TEMPLATE = {
+    "name": "given",
+    "model": "nano",
+    "schedule": "1f1b",
+    "optimizer": "adamw",
+    "data.context": 8,
+    "train.steps": 2,
+}
+SIZES = {"layers": 2, "width": 16, "heads": 2, "kv_heads": 1, "mlp_width": 32, "vocab_size": 256}
+MAKE = "given.schedule:make"
+CODE = "import pathlib\npathlib.Path({ran!r}).touch()\ndef make(*_, **options): raise SystemExit(3)\n"
+
+
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of somebody else's templates and of a package that leaves a file where it is imported."""
+    folder = tmp_path / "given"
+    (folder / "given").mkdir(parents=True)
+    for name in ("__init__", "schedule", "model"):
+        (folder / "given" / f"{name}.py").write_text(CODE.format(ran=str(tmp_path / "ran")))
+    (folder / "model.yaml").write_text(yaml.safe_dump(SIZES | {"factory": "given.model:make"}))
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"schedule": MAKE}, f"schedule.name {MAKE}"),
+        ({"matrix": {"optimizer": ["adamw", MAKE]}}, f"optimizer.name {MAKE}"),
+        ({"zip": {"schedule": [MAKE], "seed": [1]}}, f"schedule.name {MAKE}"),
+        ({"include": [{"schedule": MAKE}]}, f"schedule.name {MAKE}"),
+        ({"overrides": [{"set": {"optimizer": "given:make"}}]}, "optimizer.name given:make"),
+        ({"model": "model.yaml"}, "model.factory given.model:make"),
+        ({"optimizer": "torch.hub:load"}, "optimizer.name torch.hub:load"),
+        ({"schedule": "asyncpp_cli.main:main"}, "schedule.name asyncpp_cli.main:main"),
+    ],
+)
+def test_code_that_a_template_names_is_imported_only_if_its_user_names_it(
+    changes: dict[str, Any], names: str, given: Path, tmp_path: Path
+) -> None:
+    template = given / "t.yaml"
+    template.write_text(yaml.safe_dump(TEMPLATE | changes))
+    module = names.split()[1].partition(":")[0]
+    for words in (
+        ["sweep", template, "--list", "speed_steps=10"],
+        ["sweep", template, "--out", tmp_path / "e"],
+        ["sweep", template, "--list", "--allow-code", "given.other,schedule,make"],
+        ["tune", template, "--over", "optimizer.lr=1e-3:1e-2", "--dry-run"],
+        ["plan", template, "--gpus", "2"],
+    ):
+        refused = refusal(*words)
+        assert f"names code that would run on this machine: {names} (" in refused
+        assert refused.endswith(f"if you trust it, add --allow-code {module}\n")
+    with pytest.raises(UserError, match=f"add --allow-code {module}$"):
+        python_api.sweep(template, out=tmp_path / "e")
+    assert not (tmp_path / "ran").exists()
+    if not module.startswith("given"):
+        return
+    # As the message says, or with the name in a setting of the command line.
+    for confirmed in (["--allow-code", module], ["--allow-code", "other", "--allow-code", "given"]):
+        ended = asyncpp("sweep", template, "--list", *confirmed)
+        assert f"note: {template} runs code of your own: {names} (" in ended.errors
+    if "model" not in names:
+        assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["antigravity:geohash", "os.path:join", "test.support:run_unittest"])
+def test_pythons_own_library_is_refused(name: str, given: Path) -> None:
+    for key in ("schedule.name", "optimizer.name", "model.factory"):
+        (given / "t.yaml").write_text(yaml.safe_dump(TEMPLATE | {key.removesuffix(".name"): name}))
+        allowed = ["--allow-code", name.partition(":")[0]]
+        says = f"t.yaml: {key}: {name} is of Python's own library; accepted: code of your own"
+        assert says in refusal("sweep", given / "t.yaml", "--list", *allowed)
+    # Of a run, too, whose configuration somebody may have written.
+    for key in ("schedule.name", "optimizer.name", "model.factory"):
+        changed = RunConfig()
+        assign(changed, {key: name})
+        with pytest.raises(ConfigError, match=f"{key}: {name} is of Python's own library"):
+            check(changed)
+    assert not {"antigravity", "test.support"} & sys.modules.keys()
+
+
+def test_an_experiment_records_what_was_confirmed(
+    rules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template, folder = rules / "t.yaml", tmp_path / "e"
+    template.write_text(yaml.safe_dump(TEMPLATE | {"optimizer": "rules.sgd:make"}))
+    python_api.sweep(template, out=folder, allow_code="rules")
+    [run] = open_experiment(folder).runs
+    succeeded("sweep", folder / "template.yaml", "--out", folder)
+    # One that was made before confirmations is launched as it was, and names what a sweep needs.
+    content = json.loads((folder / "experiment.json").read_text())
+    del content["allowed_code"], content["checksum"]
+    (folder / "experiment.json").write_text(json.dumps(content))
+    again = ["sweep", folder / "template.yaml", "--out", folder]
+    assert "add --allow-code rules.sgd\n" in refusal(*again)
+    succeeded("launch", folder, "--replay")
+    succeeded(*again, "matrix.seed=[0,1]", "--allow-code", "rules.sgd")
+    # What others have named runs where it is trained, not where it is looked at.
+    (rules / "rules" / "__init__.py").write_text(CODE.format(ran=str(tmp_path / "ran")))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rules"]:
+        monkeypatch.delitem(sys.modules, name)
+    for words in (["status"], ["report"], ["diff", folder], ["report", "--format", "json"]):
+        succeeded(words[0], folder, *words[1:])
+    succeeded("logs", run.folder)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_run_without_own_code_has_no_copy_and_its_old_id(tmp_path: Path) -> None:

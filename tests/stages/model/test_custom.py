@@ -205,7 +205,7 @@ def test_noncontiguous_tensors_are_sent_and_replayed_alike(own: RunConfig) -> No
     ("changes", "key", "says"),
     [
         ({"factory": "my_models.gpt2_like"}, "model.factory", "accepted: package.module:function"),
-        ({"factory": "os.system('x'):y"}, "model.factory", "accepted: package.module:function"),
+        ({"factory": "mine.make('x'):y"}, "model.factory", "accepted: package.module:function"),
         ({"factory": "no_such_package.module:make"}, "model.factory", "no module no_such_package.module"),
         ({"family": "qwen3"}, "model.family", "does not go with model.factory; accepted with it: llama"),
         ({"init": "weights"}, "model.init", "not with model.factory"),

@@ -224,7 +224,10 @@ def test_settings_have_their_defaults() -> None:
         ({"balance": "none", "balance_rate": 0.1}, "model.balance_rate: is 0.1, and model.balance is none"),
         ({"balance_rate": 0.0}, "model.balance_rate: is 0, must be above 0"),
         ({"route_scale": -1.0}, "model.route_scale: is -1, must be above 0"),
-        ({"factory": "math:sqrt"}, "model.experts: goes with the decoder, not with model.factory"),
+        (
+            {"factory": "two_weights:make"},
+            "model.experts: goes with the decoder, not with model.factory",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(

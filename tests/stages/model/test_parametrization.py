@@ -181,6 +181,7 @@ def test_a_model_of_the_base_size_is_the_standard_one_to_the_bit(optimizer: str,
     assert not torch.equal(other.weights["head.weight"], standard.weights["head.weight"])
 
 
+OWN = "support.two_weights:make"
 FOURTH = {"parametrization": "mup", "base_width": 4, "base_layers": 1, "base_head_dim": 1}
 """Of a model of width 16, four blocks, heads of 4: a quarter of it in all three."""
 
@@ -305,10 +306,16 @@ def test_optimizers_without_a_known_form_are_refused(text: Path) -> None:
             {**FOURTH, "experts": 4, "active_experts": 2, "expert_width": 8},
             "model.parametrization: mup: is not known for mixtures of experts",
         ),
-        ({"factory": "json:loads", "z_loss": 1e-4}, "model.z_loss: goes with the decoder"),
-        ({"factory": "json:loads", "logit_softcap": 15.0}, "model.logit_softcap: goes with the decoder"),
+        ({"factory": OWN, "z_loss": 1e-4}, "model.z_loss: goes with the decoder"),
+        (
+            {"factory": OWN, "logit_softcap": 15.0},
+            "model.logit_softcap: goes with the decoder",
+        ),
         ({"logit_softcap": 0.0}, "model.logit_softcap: is 0, must be above 0"),
-        ({**FOURTH, "factory": "json:loads"}, "model.parametrization: mup: goes with the decoder"),
+        (
+            {**FOURTH, "factory": OWN},
+            "model.parametrization: mup: goes with the decoder",
+        ),
     ],
 )
 def test_settings_without_a_meaning_are_refused(changes: dict[str, Any], message: str, text: Path) -> None:
