@@ -72,7 +72,7 @@ def partitions() -> dict[str, dict[str, str]]:
     Raises:
         SlurmError: SLURM does not answer.
     """
-    lines = slurm.run_command(["scontrol", "-o", "show", "partition"]).splitlines()
+    lines = slurm.run_command(["scontrol", "--all", "--oneliner", "show", "partition"]).splitlines()
     found = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines]
     return {partition["PartitionName"]: partition for partition in found if "PartitionName" in partition}
 
@@ -91,8 +91,7 @@ def nodes_of(partition: str) -> list[Node]:
         SlurmError: SLURM does not answer.
     """
     command = ["sinfo", "-h", "-N", f"--partition={partition}", "-o", "%G|%T"]
-    lines = [line.split("|", 1) for line in slurm.run_command(command).splitlines()]
-    return [Node(gpus_of(resources), state) for resources, state in lines]
+    return [Node(gpus_of(resources), state) for resources, state in slurm.rows(command, fields=2)]
 
 
 def gpus_of(resources: str) -> int:
@@ -244,8 +243,7 @@ def _accepted(site: Site) -> Check:
         file = Path(made) / "job.sh"
         file.write_text(sbatch.array_script(site, Path(made), job))
         try:
-            with slurm.clean_environment():
-                slurm.run_command(["sbatch", "--test-only", f"--chdir={made}", str(file)])
+            slurm.run_command(["sbatch", "--test-only", f"--chdir={made}", str(file)])
         except SlurmError as error:
             advice = f"change {site.file}: {profile_keys(str(error))}: sbatch refuses a job of {shape}"
             return wrong("submission", str(error), advice=advice)

@@ -128,7 +128,8 @@ def _command(site: Site, folder: Path) -> list[str]:
         )
     named = [f"{name}={value}" for name, value in network.items()]
     srun = ["srun", "--export=ALL", *site.srun_flags, *flags, *python, "-P", "node_check.py"]
-    return ["env", *named, *before, *srun]
+    unset = [f"--unset={name}" for name in slurm.SRUN_OPTIONS]
+    return ["env", *unset, *named, *before, *srun]
 
 
 def _handshake(folder: Path, job_id: str) -> dict[str, Any]:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.render import experiment_locked
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.files import Claimed
+from asyncpp_cli.runs.attempts.lease import last_sign
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment, write_experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
+
+_SECONDS_OF_ACCOUNTS = 10.0
+"""Time within which SLURM's accounting knows that a job has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +55,22 @@ def losses(experiment: Experiment, runs: Sequence[Run]) -> list[Loss]:
     for run in runs:
         _check_inside(experiment, run)
     _check_some_left(experiment, ids)
-    chosen = [
-        each for each in SlurmQueue(experiment).run_statuses(with_accounting=False) if each.run.id in ids
-    ]
-    for each in chosen:
-        _check_idle(each)
-    return [_loss(each) for each in chosen]
+    deadline = time.monotonic() + _SECONDS_OF_ACCOUNTS
+    while True:
+        statuses = SlurmQueue(experiment).run_statuses(with_accounting=True)
+        chosen = [each for each in statuses if each.run.id in ids]
+        for each in chosen:
+            _check_idle(each)
+        going_on = [each for each in chosen if each.is_accounted_live]
+        if not going_on:
+            return [_loss(each) for each in chosen]
+        if time.monotonic() > deadline:
+            job = f"its job {going_on[0].job_id} as {going_on[0].job_state}"
+            raise UserError(
+                f"{going_on[0].run.id}: sacct has {job}, though squeue does not list it: nothing was "
+                "removed; if it has ended: sacctmgr show runawayjobs"
+            )
+        time.sleep(1)
 
 
 def remove_runs(experiment: Experiment, runs: Sequence[Run]) -> None:
@@ -120,7 +137,7 @@ def _set_aside(experiment: Experiment, runs: Sequence[Run]) -> Iterator[None]:
 
 
 def _check_idle(run_status: RunStatus) -> None:
-    """Check that a run is neither running nor queued.
+    """Check that a run is neither running nor queued, by SLURM and by what its processes write.
 
     Raises:
         UserError: it is, or may be.
@@ -129,6 +146,14 @@ def _check_idle(run_status: RunStatus) -> None:
     if run_status.is_live:
         state = "running" if run_status.status.state == State.RUNNING else "queued"
         raise UserError(f"{run} is {state}: `asyncpp cancel` it first; nothing was removed")
+    attempt = Attempt(run_status.run, run_status.status.attempt)
+    claimed = attempt.read(Claimed)
+    sign = None if claimed is None else last_sign(attempt)
+    if claimed is not None and sign is not None and sign < claimed.lease:
+        raise UserError(
+            f"{run}: a process of it wrote {sign:.0f} s ago, though it counts as {run_status.status.state}: "
+            "nothing was removed; `asyncpp cancel` it first"
+        )
     if not run_status.queue_known and run_status.status.state != State.COMPLETED:
         raise UserError(f"{run} may be queued: SLURM does not answer; nothing was removed")
 

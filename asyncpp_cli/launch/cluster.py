@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections import Counter
@@ -135,6 +136,9 @@ def _say_submitted(
     for array, planned_array in zip(submission.arrays, planned, strict=True):
         throttle = _throttle_text(planned_array.throttle, submission)
         say(f"  job {array.id}: {len(array.runs)} x {array.shape}, {throttle}")
+    named = os.environ.get("SBATCH_CLUSTERS") or os.environ.get("SLURM_CLUSTERS")
+    if named not in (None, "", submission.cluster):
+        say(f"  on {submission.cluster}, the cluster of slurm.conf: SLURM_CLUSTERS ({named}) is not read")
     if left:
         limit = f"{site.file}: submit_limit: {site.submit_limit}"
         say(f"{left} runs exceed {limit}: launch again when others have ended, or use --wait")

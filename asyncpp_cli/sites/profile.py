@@ -37,8 +37,11 @@ _LINE = Meta(pattern=r"\A[^\n]*\Z", description="a list with one line per entry"
 _WITH_DASH = Meta(pattern=r"\A-", description="--name=value")
 Word = Annotated[str, Meta(pattern=r"\A[^\s\x00-\x1f]+\Z", description="text without white space")]
 Positive = Annotated[int, Meta(ge=1)]
-_OURS = ("array", "chdir", "job-name", "nodes", "ntasks", "output", "error", "parsable", "wrap")
-"""sbatch flags that asyncpp sets itself; a profile must not."""
+_OURS = (
+    *("array", "chdir", "job-name", "nodes", "ntasks", "output", "error", "parsable", "wrap"),
+    *("clusters", "quiet", "test-only", "wait"),
+)
+"""sbatch flags that asyncpp sets itself, or by whose answer it would lose a job; a profile must not."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,8 +22,36 @@ _HAS_ENDED = re.compile(f"already complet|Invalid job id|not running|{_NO_MESSAG
 _UNKNOWN = re.compile("Invalid job id", re.IGNORECASE)
 """SLURM's error for a job that it no longer knows."""
 
-_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
-"""Variables SLURM_* that describe the cluster rather than the current job."""
+_LONGEST_ARGUMENT = 60_000
+"""Characters of names or ids in one command; Linux takes 128 KiB in one argument."""
+
+_OF_CLUSTER = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
+"""Variables that say where the cluster is and who asks."""
+
+_OF_COMMANDS = re.compile(
+    "(SACCT|SACCTMGR|SALLOC|SBATCH|SCANCEL|SCONTROL|SINFO|SLURM|SLURMD|SQUEUE|SRUN|SUBMITIT)_"
+)
+"""Variables that set options of SLURM's commands, or describe the job around this process."""
+
+_SRUN = (
+    "ACCOUNT ACCTG_FREQ BCAST BCAST_EXCLUDE BURST_BUFFER CLUSTERS COMPRESS CONSTRAINT CONTAINER CORE_SPEC "
+    "CPU_BIND CPU_BIND_LIST CPU_BIND_TYPE CPU_BIND_VERBOSE DEBUG DEBUG_FLAGS DELAY_BOOT DEPENDENCY "
+    "DISABLE_STATUS DISTRIBUTION DIST_PLANESIZE EPILOG EXACT EXCLUSIVE EXIT_ERROR EXIT_IMMEDIATE "
+    "EXPORT_ENV GRES GRES_FLAGS IMMEDIATE KILL_BAD_EXIT LABELIO MEM_BIND MEM_BIND_LIST "
+    "MEM_BIND_PREFER MEM_BIND_SORT MEM_BIND_TYPE MEM_BIND_VERBOSE MPI_TYPE NETWORK NO_KILL OPEN_MODE "
+    "OVERLAP PARTITION PMI_KVS_NO_DUP_KEYS POWER PROLOG QOS REMOTE_CWD REQ_SWITCH RESERVATION RESV_PORTS "
+    "SEND_LIBS SIGNAL SPREAD_JOB SRUN_REDUCE_TASK_EXIT_MSG STDERRMODE STDINMODE STDOUTMODE STEP_GRES "
+    "STEP_KILLED_MSG_NODE_ID TASK_EPILOG TASK_PROLOG TEST_EXEC THREADS THREAD_SPEC TIMELIMIT TREE_WIDTH "
+    "TRES_BIND UNBUFFEREDIO USE_MIN_NODES WAIT WAIT4SWITCH WCKEY WORKING_DIR"
+)
+SRUN_OPTIONS = (
+    *(f"SLURM_{name}" for name in _SRUN.split()),
+    *("SLURMD_DEBUG", "SRUN_CONTAINER", "SRUN_CPUS_PER_TASK", "SRUN_EXPORT_ENV"),
+    *("PMI_FANOUT", "PMI_FANOUT_OFF_HOST", "PMI_TIME"),
+)
+"""Variables that set options of srun: those of its manual page ("input environment variables", up to version
+24.05) that do not describe the job. SLURM hands a site's `flags` on by `SLURM_HINT`, `SLURM_CPU_FREQ_REQ`,
+`SLURM_GPU_BIND` and `SLURM_GPU_FREQ`; bindings to CPUs and memory are those of the job's script."""
 
 
 class SlurmError(UserError):
@@ -69,23 +96,49 @@ class AccountedJob:
     nodes: str
 
 
-def run_command(command: Sequence[str]) -> str:
-    """Output of a SLURM command.
+def run_command(command: Sequence[str], *, timeout: float | None = _TIMEOUT) -> str:
+    """Output of a SLURM command other than srun, which asks or changes the cluster of slurm.conf.
+
+    Args:
+        command: the command, as words.
+        timeout: seconds to wait for an answer; None: as long as the command does.
 
     Raises:
-        SlurmError: it failed or did not answer in time.
+        SlurmError: it failed, could not be run, or did not answer in time.
     """
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT, check=False, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env=_environment(),
         )
     except FileNotFoundError:
         raise NoSlurmError(f"there is no SLURM here: {command[0]} is not found") from None
+    except OSError as error:
+        raise SlurmError(f"{command[0]} cannot be run: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"{command[0]} did not answer within {_TIMEOUT:g} s") from None
+        raise SlurmError(f"{command[0]} did not answer within {timeout:g} s") from None
     if done.returncode != 0:
         raise SlurmError(f"{command[0]}: {error_text(done.stderr or done.stdout)}")
     return done.stdout
+
+
+def rows(command: Sequence[str], *, fields: int) -> list[list[str]]:
+    """The lines that a SLURM command prints, each as so many fields, which `|` separates.
+
+    Raises:
+        SlurmError: see `run_command`; or it printed something else.
+    """
+    found = [line.strip().split("|", fields - 1) for line in run_command(command).splitlines()]
+    for values in found:
+        if len(values) != fields:
+            raise SlurmError(f"{command[0]}: cannot read {'|'.join(values)!r}")
+    return found
 
 
 def error_text(text: str) -> str:
@@ -130,22 +183,45 @@ def queued_jobs(names: Collection[str]) -> dict[tuple[str, int], QueuedJob]:
     Raises:
         SlurmError: SLURM does not answer.
     """
-    if not names:
-        return {}
-    form = "%F|%K|%A|%T|%N|%r|%j"
-    lines = run_command(["squeue", "-h", "-r", f"--name={','.join(sorted(names))}", "-o", form]).splitlines()
+    form = "%F|%K|%A|%T|%N|%j|%r"
     jobs: dict[tuple[str, int], QueuedJob] = {}
-    for line in lines:
-        array, index, raw, state, nodes, reason, name = line.split("|", 6)
-        number = int(index) if index.isdigit() else 0
-        job_id = f"{array}_{index}" if index.isdigit() else raw
-        jobs[name.strip(), number] = QueuedJob(job_id, raw, state, nodes, "" if reason == "None" else reason)
+    for array, index, raw, state, nodes, name, reason in _of_names(
+        ["squeue", "--all", "-h", "-r", "-o", form], names, fields=7
+    ):
+        # Of a federation's other cluster, which started the job.
+        if state != "REVOKED":
+            number = int(index) if index.isdigit() else 0
+            job_id = f"{array}_{index}" if index.isdigit() else raw
+            known = QueuedJob(job_id, raw, state, nodes, "" if reason == "None" else reason)
+            jobs[name, number] = known
     return jobs
+
+
+def _of_names(command: Sequence[str], names: Collection[str], *, fields: int) -> Iterator[list[str]]:
+    """Fields of the lines that a command prints of the jobs with these names, in portions if they are many.
+
+    Raises:
+        SlurmError: it fails, or prints something else.
+    """
+    for portion in _portions(sorted(names)):
+        yield from rows([*command, f"--name={','.join(portion)}"], fields=fields)
+
+
+def _portions(words: Sequence[str]) -> Iterator[list[str]]:
+    """The words in portions that each fit into one argument of a command."""
+    portion: list[str] = []
+    for word in words:
+        if sum(map(len, portion)) + len(portion) + len(word) > _LONGEST_ARGUMENT:
+            yield portion
+            portion = []
+        portion.append(word)
+    if portion:
+        yield portion
 
 
 def user_job_count() -> int:
     """Number of this user's queued and running jobs, counting array tasks."""
-    return len(run_command(["squeue", "-h", "-r", "-o", "%A", f"--user={os.getuid()}"]).split())
+    return len(run_command(["squeue", "--all", "-h", "-r", "-o", "%A", f"--user={os.getuid()}"]).split())
 
 
 def accounted_jobs(names: Collection[str], *, since: float) -> dict[tuple[str, int], AccountedJob]:
@@ -157,26 +233,28 @@ def accounted_jobs(names: Collection[str], *, since: float) -> dict[tuple[str, i
     """
     from datetime import datetime
 
-    if not names:
-        return {}
     start = datetime.fromtimestamp(since - CLOCK_MARGIN).strftime("%Y-%m-%dT%H:%M:%S")
     fields = "JobID,State,ExitCode,ElapsedRaw,NodeList,JobName"
-    command = ["sacct", "-a", "-n", "-P", "-X", f"--starttime={start}", f"--format={fields}"]
+    command = ["sacct", "--allusers", "-n", "-P", "-X", f"--starttime={start}", f"--format={fields}"]
     try:
-        lines = run_command([*command, f"--name={','.join(sorted(names))}"]).splitlines()
+        records = list(_of_names(command, names, fields=6))
     except SlurmError:
         return {}
     found: dict[tuple[str, int], AccountedJob] = {}
-    for line in lines:
-        job_id, state, code, seconds, nodes, name = line.split("|", 5)
+    for job_id, state, code, seconds, nodes, name in records:
         array, _, index = job_id.partition("_")
         for number in _indices(index):
             # "CANCELLED by 0" is CANCELLED.
             base_state = state.partition(" ")[0]
             task_id = f"{array}_{number}"
-            found[name, number] = AccountedJob(
+            known = AccountedJob(
                 task_id, base_state, code, int(seconds or 0), "" if nodes == "None assigned" else nodes
             )
+            # A task that started has a record of its own; that of the tasks that did not may name it, too.
+            if index.isdigit():
+                found[name, number] = known
+            else:
+                found.setdefault((name, number), known)
     return found
 
 
@@ -196,13 +274,12 @@ def cancel(ids: Collection[str], *, signal: str | None = None) -> None:
     Raises:
         SlurmError: SLURM refuses.
     """
-    if not ids:
-        return
-    try:
-        run_command(["scancel", *([f"--signal={signal}"] if signal else []), *_grouped(ids)])
-    except SlurmError as error:
-        if not all(_HAS_ENDED.search(sentence) for sentence in str(error).split("; ")):
-            raise
+    for portion in _portions(sorted(ids)):
+        try:
+            run_command(["scancel", *([f"--signal={signal}"] if signal else []), *_grouped(portion)])
+        except SlurmError as error:
+            if not all(_HAS_ENDED.search(sentence) for sentence in str(error).split("; ")):
+                raise
 
 
 def _grouped(ids: Collection[str]) -> list[str]:
@@ -217,26 +294,20 @@ def _grouped(ids: Collection[str]) -> list[str]:
     ]
 
 
-@contextmanager
-def clean_environment() -> Iterator[None]:
-    """Remove the variables of a surrounding job and of submitit from the environment in the block."""
-    leaking = {
+def _environment() -> dict[str, str]:
+    """The environment of SLURM's commands: no user's variable of theirs changes what they do or answer."""
+    kept = {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SUBMITIT_")) and name not in _KEPT
+        if name in _OF_CLUSTER or not _OF_COMMANDS.match(name)
     }
-    for name in leaking:
-        del os.environ[name]
-    try:
-        yield
-    finally:
-        os.environ.update(leaking)
+    # Or sacct would cut a list of array indices at 64 characters.
+    return kept | {"SLURM_BITSTR_LEN": "0"}
 
 
-def without_cpu_binding(environment: Mapping[str, str]) -> dict[str, str]:
-    """A copy of the environment without CPU and memory bindings, for srun."""
-    bindings = ("SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_DISTRIBUTION")
-    return {name: value for name, value in environment.items() if not name.startswith(bindings)}
+def step_environment() -> dict[str, str]:
+    """The environment of srun in a job: what SLURM says of the job, without options of srun."""
+    return {name: value for name, value in os.environ.items() if name not in SRUN_OPTIONS}
 
 
 def job_state(job_id: str) -> str:
@@ -258,7 +329,7 @@ def shown_number(job_id: str, name: str) -> int:
     Raises:
         SlurmError: SLURM does not say.
     """
-    description = run_command(["scontrol", "show", "job", "--oneliner", job_id])
+    description = run_command(["scontrol", "--all", "--oneliner", "show", "job", job_id])
     match = re.search(rf"\b{name}=(\d+)", description)
     if match is None:
         raise SlurmError(f"scontrol: no {name} of {job_id}")
@@ -304,13 +375,12 @@ def _state_and_end(job_id: str) -> tuple[str, str]:
     tasks are queried by `ARRAY_INDEX`, and only the task's own line is read.
     """
     try:
-        lines = run_command(["squeue", "-h", "-r", "-j", job_id, "-o", "%A|%F_%K|%T|%e"]).splitlines()
+        known = rows(["squeue", "--all", "-h", "-r", "-j", job_id, "-o", "%A|%F_%K|%T|%e"], fields=4)
     except SlurmError as error:
         if _UNKNOWN.search(str(error)):
             return "", ""
         raise
-    for line in lines:
-        raw_id, task_id, state, end = line.strip().split("|")
+    for raw_id, task_id, state, end in known:
         if job_id in (task_id, raw_id):
             return state, end
     return "", ""

@@ -15,6 +15,7 @@ from asyncpp_cli.runs.attempts.files import Claimed, Job
 from asyncpp_cli.runs.attempts.outcome import last_lines, tail
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment, config_problem
+from asyncpp_cli.runs.processes import user_name
 from asyncpp_cli.runs.run_folder import Run, modified
 from asyncpp_cli.runs.status import CLOCK_MARGIN, Cause, State, Status
 from asyncpp_cli.slurm import client as slurm
@@ -58,6 +59,13 @@ class RunStatus:
     def is_live(self) -> bool:
         """Whether it is running, or has a job."""
         return self.has_job or self.status.state == State.RUNNING
+
+    @property
+    def is_accounted_live(self) -> bool:
+        """Whether SLURM's accounting has its latest job as waiting or running; asked for ended jobs alone."""
+        state = "" if self.accounted is None else self.accounted.state
+        # A job that was queued again and cancelled then may stay REQUEUED.
+        return state not in ("", "REQUEUED") and phase_of(state) is not JobPhase.ENDED
 
     @property
     def is_queued(self) -> bool:
@@ -157,9 +165,11 @@ class SlurmQueue:
             return False  # assume that it runs until SLURM answers again
         if self.queued is None or claimed < time.monotonic() - self._queried_at + CLOCK_MARGIN:
             return None  # it may have started after the query
-        if job.submission not in {submission.name for submission in self.submissions.all}:
-            return None
+        users = {submission.name: submission.user for submission in self.submissions.all}
         queued = self.queued.get((job.name, job.index))
+        # Where jobs are private (PrivateData), SLURM does not list those of others.
+        if queued is None and users.get(job.submission) != user_name():
+            return None
         return queued is None or phase_of(queued.state) in (JobPhase.PENDING, JobPhase.ENDED)
 
     def run_status(self, run: Run, *, with_accounting: bool) -> RunStatus:

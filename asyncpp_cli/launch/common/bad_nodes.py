@@ -25,7 +25,7 @@ from asyncpp_cli.runs.attempts.files import Claimed, Job, RankEnd, RankError, Ra
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.slurm import client as slurm
-from asyncpp_cli.slurm.client import JobPhase, SlurmError, phase_of, run_command
+from asyncpp_cli.slurm.client import JobPhase, SlurmError, phase_of, rows, run_command
 from asyncpp_cli.slurm.submissions import read_submissions
 from stages.config.records import FileRecord, read_record
 
@@ -174,13 +174,10 @@ def broken_nodes(nodes: str) -> dict[str, str]:
     if not nodes:
         return {}
     try:
-        lines = run_command(["sinfo", "-h", "-N", f"--nodes={nodes}", "-o", "%N %T"]).splitlines()
+        states = sorted(rows(["sinfo", "--all", "-h", "-N", f"--nodes={nodes}", "-o", "%N|%T"], fields=2))
     except SlurmError:
         return {}
-    states = {name: state.strip() for name, state in sorted(line.split(maxsplit=1) for line in lines)}
-    return {
-        name: state for name, state in states.items() if state.startswith(("down", "fail")) or "*" in state
-    }
+    return {name: state for name, state in states if state.startswith(("down", "fail")) or "*" in state}
 
 
 def _names(nodes: str) -> list[str]:
@@ -216,10 +213,9 @@ def excluded_nodes(
     if not bad:
         return always
     try:
-        lines = [line.split() for line in run_command(["sinfo", "-h", "-N", "-o", "%N %P"]).splitlines()]
         usable = {
             node
-            for node, name in lines
+            for node, name in rows(["sinfo", "--all", "-h", "-N", "-o", "%N|%P"], fields=2)
             if name.rstrip("*") == partition or (partition is None and name.endswith("*"))
         } - set(_names(always))
     except SlurmError:

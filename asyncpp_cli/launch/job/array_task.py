@@ -154,7 +154,7 @@ def _refusal(run: Run, manifest: ArrayManifest, row: ManifestRow) -> str:
 
 def _run_ranks(attempt: Attempt, manifest: ArrayManifest, job: Job) -> int | None:
     """Start the ranks through srun and wait for them, passing on stop signals; returns srun's exit code."""
-    environment = slurm.without_cpu_binding(os.environ)
+    environment = slurm.step_environment()
     if (limit := time_limit(job.id)) is not None:
         near = limit - manifest.signal_lead - EARLY_SECONDS
         environment[LIMIT_VARIABLE] = str(near - time.monotonic())

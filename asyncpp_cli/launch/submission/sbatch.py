@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 import shlex
 from collections.abc import Sequence
@@ -17,7 +15,7 @@ from asyncpp_cli.launch.common.early_signals import SIGNAL_VARIABLE
 from asyncpp_cli.launch.common.snapshot import interpreter
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.sites.resources import import_path_in_bash
-from asyncpp_cli.slurm.client import SlurmError, clean_environment, error_text
+from asyncpp_cli.slurm.client import SlurmError, error_text, run_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +125,6 @@ def _array_command(manifest: str) -> str:
 
 def _executor(site: Site, folder: Path, job: BatchJob) -> Any:
     from submitit import SlurmExecutor
-    from submitit.core import utils
 
     removed = set(site.remove_flags)
 
@@ -150,8 +147,9 @@ def _executor(site: Site, folder: Path, job: BatchJob) -> Any:
         def _submit_command(self, command: str) -> Any:
             path = folder / f"{job.name}.sh"
             path.write_text(self._make_submission_file_text(command, ""), encoding="utf-8")
-            call = utils.CommandFunction(self._make_submission_command(path), verbose=False)
-            return self._get_job_id_from_submission_command(call())
+            # Not ended for being slow: what it has submitted would not be known.
+            said = run_command(self._make_submission_command(path), timeout=None)
+            return self._get_job_id_from_submission_command(said)
 
     executor = Executor(folder=folder)
     optional = {
@@ -214,16 +212,12 @@ def _flag_of(line: str) -> str:
 
 
 def _submitted(executor: Any, command: str) -> str:
-    from submitit.core.utils import FailedJobError, FailedSubmissionError
+    from submitit.core.utils import FailedSubmissionError
 
     try:
-        # submitit prints sbatch's message besides raising it.
-        with clean_environment(), contextlib.redirect_stderr(io.StringIO()):
-            return str(executor._submit_command(command))
-    except (FailedJobError, FailedSubmissionError) as error:
+        return str(executor._submit_command(command))
+    except FailedSubmissionError as error:
         raise SlurmError(f"sbatch: {error_text(str(error))}") from None
-    except FileNotFoundError:
-        raise SlurmError("there is no SLURM here: sbatch is not found") from None
 
 
 _KEYS = (

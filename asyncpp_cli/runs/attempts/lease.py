@@ -13,7 +13,8 @@ from collections.abc import Iterable
 
 from asyncpp_cli.base.errors import TakenOverError
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.files import RankStart
+from asyncpp_cli.runs.attempts.files import RankEnd, RankStart
+from asyncpp_cli.runs.processes import is_gone
 from asyncpp_cli.runs.run_folder import modified
 
 RENEWALS = 6
@@ -35,6 +36,16 @@ def renewed_at(attempt: Attempt) -> dict[int, float]:
         with contextlib.suppress(OSError):
             times[rank] = modified(attempt.file(RankStart, rank))
     return times
+
+
+def last_sign(attempt: Attempt) -> float | None:
+    """Seconds since a rank showed that it runs; None if all have ended, or are gone from this machine."""
+    ages = [
+        attempt.run.age(attempt.file(RankStart, rank))
+        for rank in attempt.ranks_with(RankStart) - attempt.ranks_with(RankEnd)
+        if not all(map(is_gone, attempt.processes(rank)))
+    ]
+    return min(ages, default=None)
 
 
 def is_superseded(attempt: Attempt) -> bool:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
+from support.attempts import claimed
 from support.command_line import asyncpp, refusal, succeeded
 from support.files import contents
 from support.report_experiment import ExperimentFolder, settings
@@ -14,8 +19,12 @@ from support.report_experiment import ExperimentFolder, settings
 import asyncpp as api
 from asyncpp_cli.experiment import removal
 from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.attempts.files import Claimed, Job, RankStart
 from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.processes import this_process, user_name
 from asyncpp_cli.runs.status import State, Status
+from asyncpp_cli.slurm import client as slurm
+from asyncpp_cli.slurm.submissions import Submission, SubmittedArray, new_folder, write_submission
 
 
 class Terminal(io.StringIO):
@@ -84,6 +93,51 @@ def test_a_run_that_starts_while_it_asks_is_kept(folder: Path, monkeypatch: pyte
     with pytest.raises(api.UserError, match="run-2 is running"):
         removal.remove_runs(experiment, chosen)
     assert contents(folder) == before
+
+
+def test_a_run_that_slurm_does_not_list_but_that_shows_signs_of_life_is_kept(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another witness than squeue: the accounting, then what its processes write."""
+    experiment = open_experiment(folder)
+    run = experiment.run("run-2")
+    made = new_folder(experiment)
+    array = SubmittedArray(name="a", file="array-1.json", runs=(run.id,), shape="", id="7")
+    write_submission(
+        Submission(
+            folder=made, site="s", cluster="here", user=user_name(), host="h", time=0.0, state="submitted",
+            interpreter="", software={}, code="c", arrays=(array,),
+        )
+    )  # fmt: skip
+    job = Job(cluster="here", name="a", index=0, id="7_0", restart=0, nodes="n1", submission=made.name)
+    attempt = claimed(run, processes=1, replay=True, steps=4, job=job)
+    attempt.record_start(0, replace(this_process(), host="elsewhere"))
+    description = attempt.read(Claimed)
+    assert description is not None
+    by = replace(description.by, host="elsewhere")
+    attempt.write(structs.replace(description, by=by))
+    os.utime(attempt.file(Claimed), (time.time() - 100,) * 2)
+    accounts = tmp_path / "accounts"
+    for name, said in (("scontrol", "ClusterName = here"), ("squeue", ""), ("sacct", f"$(cat {accounts})")):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "{said}" | grep -v "^$" || :\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(removal, "_SECONDS_OF_ACCOUNTS", 0.0)
+    slurm.cluster.cache_clear()
+    start = attempt.file(RankStart, 0)
+    for state, seconds, message in (
+        ("RUNNING", 100, "run-2: sacct has its job 7_0 as RUNNING, though squeue does not list it"),
+        ("COMPLETED", 30, "run-2: a process of it wrote 30 s ago, though it counts as failed"),
+        ("COMPLETED", 100, ""),
+    ):
+        accounts.write_text(f"7_0|{state}|0:0|9|n1|a")
+        os.utime(start, (time.time() - seconds,) * 2)
+        if message:
+            assert message in refusal("remove", folder, "run-2", "--yes")
+            assert run.folder.is_dir()
+        else:
+            succeeded("remove", folder, "run-2", "--yes")
+    slurm.cluster.cache_clear()
 
 
 @pytest.mark.parametrize(

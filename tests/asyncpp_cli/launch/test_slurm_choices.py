@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from support.attempts import claimed
 from support.files import edit
 from support.report_experiment import ExperimentFolder, settings
+from support.slurm_habits import HABITS
 
+from asyncpp_cli.doctor import job
+from asyncpp_cli.doctor.cluster import cluster_checks
 from asyncpp_cli.launch.common import bad_nodes
 from asyncpp_cli.launch.common.arrays import (
     ArrayManifest,
@@ -22,7 +25,8 @@ from asyncpp_cli.launch.common.arrays import (
     throttles,
 )
 from asyncpp_cli.launch.job import array_task
-from asyncpp_cli.launch.submission.sbatch import profile_keys
+from asyncpp_cli.launch.submission import sbatch
+from asyncpp_cli.launch.submission.sbatch import BatchJob, profile_keys
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, Job
 from asyncpp_cli.runs.attempts.settle import end_rank
@@ -185,6 +189,47 @@ def test_later_submissions_sort_behind_earlier_ones(
     monkeypatch.undo()
     time.tzset()
     assert made == sorted(made)
+
+
+def test_no_habit_of_the_user_reaches_a_command_of_slurm(
+    commands: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("squeue", "sacct", "sacctmgr", "scancel", "scontrol", "sinfo", "sbatch", "srun"):
+        script(commands / name, f'env > "{commands}/{name}.env"', "echo Submitted batch job 7")
+    made = ExperimentFolder(commands / "experiment")
+    made.add(settings("1f1b", "muon"), status=Status(state=State.PENDING))
+    run = open_experiment(made.folder).runs[0]
+    given = {"SLURM_CONF": "/etc/x", "SLURM_JWT": "secret", "HOME": str(commands), "SQUEUE_LATER": "1"}
+    of_job = {"SLURM_JOB_ID": "7", "SLURM_GPUS": "1", "SLURM_HINT": "nomultithread"}
+    for name, value in (HABITS | given | of_job).items():
+        monkeypatch.setenv(name, value)
+    slurm.accounted_jobs(["a"], since=0)
+    slurm.cancel(["7"])
+    list(cluster_checks(find_site("testcluster"), commands))  # scontrol, sbatch, sacctmgr
+    assert bad_nodes.broken_nodes("n1") == {}
+    with pytest.raises(slurm.SlurmError, match="squeue: cannot read"):
+        slurm.queued_jobs(["a"])
+    site = find_site("testcluster")
+    array = BatchJob(name="a", shape=TABLE.shape, tasks=1, code="")
+    assert sbatch.submit_array(site, commands, array, after=None) == "7"
+    array_task._run_ranks(claimed(run, processes=1, replay=True, steps=1), TABLE, JOB)
+    environments = {
+        file.stem: dict(line.split("=", 1) for line in file.read_text().splitlines())
+        for file in commands.glob("*.env")
+    }
+    assert len(environments) == 8
+    of_srun = environments.pop("srun")
+    assert of_srun.keys() >= (given.keys() | of_job.keys()) - {"SQUEUE_LATER"}
+    read_by_srun = {name for name in HABITS if name.startswith(("SLURM_", "SLURMD_", "SRUN_"))}
+    # Which srun does not read.
+    read_by_srun -= {"SLURM_BITSTR_LEN", "SLURM_CONF_OUT", "SLURM_TIME_FORMAT", "SLURM_TOPO_LEN"}
+    assert of_srun.keys() & read_by_srun == set()
+    for name, environment in environments.items():
+        assert environment.items() >= {"SLURM_CONF": "/etc/x", "SLURM_JWT": "secret"}.items(), name
+        assert environment.keys() & (HABITS.keys() | of_job.keys()) == {"SLURM_BITSTR_LEN"}, name
+        assert (environment["SLURM_BITSTR_LEN"], "SQUEUE_LATER" in environment) == ("0", False)
+    words = job._command(site, commands)
+    assert {f"--unset={name}" for name in read_by_srun} <= set(words[: words.index("srun")])
 
 
 FAULTS = [
