@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.end_row import metrics_problem
 from asyncpp_cli.runs.attempts.files import Claimed, Job
@@ -28,6 +29,9 @@ from asyncpp_cli.slurm.client import (
     phase_of,
 )
 from asyncpp_cli.slurm.submissions import ArrayTask, Submissions, read_submissions
+
+_SECONDS_TO_END = 600.0
+"""Time within which a job is over that has completed its run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,16 +123,34 @@ class SlurmQueue:
     @functools.cached_property
     def queued(self) -> Mapping[tuple[str, int], QueuedJob] | None:
         """Queued jobs by name and array index; None if SLURM cannot be queried."""
-        if not self.submissions.all:
+        self._queried_at = time.monotonic()
+        if not (names := self._open_names()):
             return {}
         if not self._here:
             return None
         try:
-            self._queried_at = time.monotonic()
-            return slurm.queued_jobs(self.submissions.job_names)
+            return slurm.queued_jobs(names)
         except SlurmError as error:
             self._no_answer = str(error)
             return None
+
+    def _open_names(self) -> set[str]:
+        """Names of the arrays of which a job may be queued; a task that has completed its run has ended."""
+        names = set()
+        for run in self._experiment.runs if self.submissions.all else ():
+            task = self._array_tasks.get(run.id)
+            try:
+                status = run.status()
+            except (DamagedError, OSError):
+                status = Status(state=State.DAMAGED)
+            known = status.attempt and status.state in (State.RUNNING, State.COMPLETED)
+            job = Attempt(run, status.attempt).job if known else None
+            if job is not None and status.state == State.RUNNING:
+                names.add(job.name)
+            completed = job is not None and status.state == State.COMPLETED and (job.name, job.index)
+            if task and (completed != task.key or run.age(run.status_file) < _SECONDS_TO_END):
+                names.add(task.array.name)
+        return names
 
     @property
     def no_answer(self) -> str:

@@ -108,8 +108,8 @@ class Submissions:
 
     @property
     def job_names(self) -> set[str]:
-        """Names of all arrays."""
-        return {array.name for submission in self.all for array in submission.arrays}
+        """Names of the runs' latest arrays: a run is submitted again only when no job of it is queued."""
+        return {task.array.name for task in self.array_tasks.values()}
 
 
 def read_submissions(experiment: Experiment) -> Submissions:

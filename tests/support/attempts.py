@@ -1,4 +1,4 @@
-"""Attempts that tests claim themselves."""
+"""Attempts that tests claim themselves, and submissions of their runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.processes import user_name
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.slurm.submissions import Submission, SubmittedArray, new_folder, write_submission
 
 
 def claimed(run: Run, **how: Any) -> Attempt:
@@ -14,3 +17,24 @@ def claimed(run: Run, **how: Any) -> Attempt:
     attempt = claim(run, **how)
     assert attempt is not None
     return attempt
+
+
+def submitted(experiment: Experiment, **runs: tuple[str, ...]) -> str:
+    """Record a submission to the cluster `c`; its name.
+
+    Args:
+        experiment: the experiment.
+        runs: ids of the runs of each array, by the array's name.
+    """
+    folder = new_folder(experiment)
+    arrays = tuple(
+        SubmittedArray(name=name, file=f"{name}.json", runs=ids, shape="", id=str(7 + number))
+        for number, (name, ids) in enumerate(runs.items())
+    )
+    write_submission(
+        Submission(
+            folder=folder, time=0.0, site="s", cluster="c", user=user_name(), host="h", state="submitted",
+            interpreter="python", software={}, code="c0de", arrays=arrays,
+        )
+    )  # fmt: skip
+    return folder.name

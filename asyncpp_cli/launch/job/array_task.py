@@ -172,7 +172,11 @@ def _run_ranks(attempt: Attempt, manifest: ArrayManifest, job: Job) -> int | Non
     if received:
         attempt.stop(f"the job was told to end by {received[0].name}")
         return None
-    ranks = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+    try:
+        ranks = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        attempt.write(Refused(reason=f"srun cannot be run on {job.nodes}: {error.strerror}"))
+        return None
     stop_requested = False
     while ranks.poll() is None:
         time.sleep(_POLL_SECONDS)

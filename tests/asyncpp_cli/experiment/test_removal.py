@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from support.attempts import claimed
+from support.attempts import claimed, submitted
 from support.command_line import asyncpp, refusal, succeeded
 from support.files import contents
 from support.report_experiment import ExperimentFolder, settings
@@ -21,10 +21,9 @@ from asyncpp_cli.experiment import removal
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import Claimed, Job, RankStart
 from asyncpp_cli.runs.experiment_folder import open_experiment
-from asyncpp_cli.runs.processes import this_process, user_name
+from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.slurm import client as slurm
-from asyncpp_cli.slurm.submissions import Submission, SubmittedArray, new_folder, write_submission
 
 
 class Terminal(io.StringIO):
@@ -101,15 +100,8 @@ def test_a_run_that_slurm_does_not_list_but_that_shows_signs_of_life_is_kept(
     """Another witness than squeue: the accounting, then what its processes write."""
     experiment = open_experiment(folder)
     run = experiment.run("run-2")
-    made = new_folder(experiment)
-    array = SubmittedArray(name="a", file="array-1.json", runs=(run.id,), shape="", id="7")
-    write_submission(
-        Submission(
-            folder=made, site="s", cluster="here", user=user_name(), host="h", time=0.0, state="submitted",
-            interpreter="", software={}, code="c", arrays=(array,),
-        )
-    )  # fmt: skip
-    job = Job(cluster="here", name="a", index=0, id="7_0", restart=0, nodes="n1", submission=made.name)
+    submission = submitted(experiment, a=(run.id,))
+    job = Job(cluster="c", name="a", index=0, id="7_0", restart=0, nodes="n1", submission=submission)
     attempt = claimed(run, processes=1, replay=True, steps=4, job=job)
     attempt.record_start(0, replace(this_process(), host="elsewhere"))
     description = attempt.read(Claimed)
@@ -118,7 +110,7 @@ def test_a_run_that_slurm_does_not_list_but_that_shows_signs_of_life_is_kept(
     attempt.write(structs.replace(description, by=by))
     os.utime(attempt.file(Claimed), (time.time() - 100,) * 2)
     accounts = tmp_path / "accounts"
-    for name, said in (("scontrol", "ClusterName = here"), ("squeue", ""), ("sacct", f"$(cat {accounts})")):
+    for name, said in (("scontrol", "ClusterName = c"), ("squeue", ""), ("sacct", f"$(cat {accounts})")):
         (tmp_path / name).write_text(f'#!/bin/sh\necho "{said}" | grep -v "^$" || :\n')
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,7 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.attempts import claimed
+from msgspec.structs import replace as replace_fields
+from support.attempts import claimed, submitted
+from support.command_line import refusal, succeeded
 from support.files import edit
 from support.report_experiment import ExperimentFolder, settings
 from support.slurm_habits import HABITS
@@ -28,7 +32,7 @@ from asyncpp_cli.launch.job import array_task
 from asyncpp_cli.launch.submission import sbatch
 from asyncpp_cli.launch.submission.sbatch import BatchJob, profile_keys
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.files import Claimed, Job
+from asyncpp_cli.runs.attempts.files import Claimed, Job, Refused
 from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.processes import this_process
@@ -38,7 +42,7 @@ from asyncpp_cli.sites.profile import find_site
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import JobPhase, phase_of
 from asyncpp_cli.slurm.run_status import SlurmQueue
-from asyncpp_cli.slurm.submissions import Submission, SubmittedArray, new_folder, write_submission
+from asyncpp_cli.slurm.submissions import new_folder
 from stages.liveness.stop_signal import RESUMABLE
 
 
@@ -160,18 +164,11 @@ def test_a_job_that_began_after_the_queue_was_read_goes_on_whatever_its_nodes_cl
     slurm.cluster.cache_clear()
     script(commands / "scontrol", 'echo "ClusterName = c"')
     script(commands / "squeue", 'echo "7|0|7|PENDING||None|a"')
-    folder = new_folder(experiment)
-    words = {"site": "s", "user": "u", "host": "h", "interpreter": "python", "code": "c0de"}
-    arrays = (SubmittedArray(name="a", file="array-1.json", runs=(run.id,), shape="", id="7"),)
-    write_submission(
-        Submission(
-            folder=folder, time=0.0, cluster="c", state="submitted", software={}, arrays=arrays, **words
-        )
-    )
+    submission = submitted(experiment, a=(run.id,))
     queue = SlurmQueue(experiment)
     assert queue.queued is not None
     run.write_status(Status(state=State.PENDING))
-    attempt = claimed(run, processes=1, replay=True, steps=5, job=replace(JOB, submission=folder.name))
+    attempt = claimed(run, processes=1, replay=True, steps=5, job=replace(JOB, submission=submission))
     elsewhere = replace(this_process(), host="elsewhere", boot="another")
     attempt.record_start(0, elsewhere)
     edit(attempt.file(Claimed), by=asdict(elsewhere), claimed=time.time() + node)
@@ -230,6 +227,89 @@ def test_no_habit_of_the_user_reaches_a_command_of_slurm(
         assert (environment["SLURM_BITSTR_LEN"], "SQUEUE_LATER" in environment) == ("0", False)
     words = job._command(site, commands)
     assert {f"--unset={name}" for name in read_by_srun} <= set(words[: words.index("srun")])
+
+
+def test_names_and_ids_of_thousands_of_arrays_fit_into_the_arguments_of_commands(commands: Path) -> None:
+    names = [f"asyncpp-a-sweep-of-many-shapes-20260101-000000-{number:06x}-1" for number in range(5000)]
+    by_name = 'for word; do case "$word" in --name=*) echo "${word#--name=}";; esac; done | tr , "\\n"'
+    script(commands / "squeue", f"{by_name} | sed 's/.*/7|3|9|RUNNING|n1|&|None/'")
+    script(commands / "sacct", f"{by_name} | sed 's/.*/7_3|COMPLETED|0:0|60|n1|&/'")
+    script(commands / "scancel", f'printf "%s\\n" "$@" >> {commands}/ids')
+    assert slurm.queued_jobs(names).keys() == {(name, 3) for name in names}
+    assert slurm.accounted_jobs(names, since=0).keys() == {(name, 3) for name in names}
+    # An array of a cluster with a large MaxArraySize, and many arrays.
+    ids = {f"7_{index}" for index in range(30_000)} | {f"{array}_3" for array in range(10_000, 20_000)}
+    slurm.cancel(ids)
+    told = (commands / "ids").read_text().split()
+    found = [(word.partition("_")[0], word.partition("[")[2].strip("]").split(",")) for word in told]
+    assert {f"{array}_{index}" for array, indices in found for index in indices} == ids
+    assert len(found) < 10_010
+
+
+def test_slurm_is_asked_for_what_may_be_queued_alone(commands: Path) -> None:
+    made = ExperimentFolder(commands / "experiment")
+    for seed in range(4):
+        made.add(settings("1f1b", "muon", seed=seed), status=Status(state=State.PENDING))
+    experiment = open_experiment(made.folder)
+    done, just_done, again, running = experiment.runs
+    first = submitted(experiment, old=(done.id, just_done.id, again.id), lost=(running.id,))
+    for run, name, index in ((done, "old", 0), (just_done, "old", 1), (running, "lost", 0)):
+        job = replace(JOB, name=name, index=index, submission=first)
+        claimed(run, processes=1, replay=True, steps=4, job=job)
+    for run in (done, just_done):
+        run.write_status(replace(run.status(), state=State.COMPLETED))
+    slurm.cluster.cache_clear()
+    script(commands / "scontrol", 'echo "ClusterName = c"')
+    script(commands / "squeue", f'echo "$@" | grep -o "name=[^ ]*" >> {commands}/asked')
+    assert SlurmQueue(experiment).queued == {}
+    long_ago = time.time() - 3600
+    os.utime(done.status_file, (long_ago, long_ago))
+    os.utime(just_done.status_file, (long_ago, long_ago))
+    # Submitted again, and one of them as its first job still runs.
+    submitted(experiment, new=(again.id, running.id))
+    assert SlurmQueue(experiment).queued == {}
+    assert (commands / "asked").read_text().split() == ["name=lost,old", "name=lost,new"]
+    submitted(experiment, done=(again.id, running.id))
+    claimed(again, processes=1, replay=True, steps=4, job=replace(JOB, name="done", submission=first))
+    attempt = Attempt(running, 1)
+    attempt.write(replace_fields(attempt.description(), job=replace(JOB, name="done", index=1)))
+    for run in (again, running):
+        run.write_status(replace(run.status(), state=State.COMPLETED))
+        os.utime(run.status_file, (long_ago, long_ago))
+    script(commands / "squeue", "exit 1")
+    script(commands / "scontrol", "exit 1")
+    assert SlurmQueue(experiment).queued == {}
+    slurm.cluster.cache_clear()
+
+
+def test_a_command_that_cannot_be_run_leaves_the_queue_unknown(
+    commands: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Or a real one elsewhere on PATH is taken.
+    monkeypatch.setenv("PATH", str(commands))
+    made = ExperimentFolder(commands / "experiment")
+    made.add(settings("1f1b", "muon"), status=Status(state=State.PENDING))
+    made.add(settings("2bw", "muon"), status=Status(state=State.PENDING))
+    experiment = open_experiment(made.folder)
+    submitted(experiment, a=tuple(run.id for run in experiment.runs))
+    site = commands / "site.yaml"
+    site.write_text("time: '60'\nnetwork_interface: lo\n")
+    script(commands / "scontrol", 'echo "ClusterName = c"')
+    for how, mode in (("\x7fELF, cut short", 0o755), ("", 0o755), ("#!/nowhere/sh", 0o755), ("#!/bin/sh", 0)):
+        slurm.cluster.cache_clear()
+        (commands / "squeue").write_text(how + "\necho '\\377 no table'\n")
+        (commands / "squeue").chmod(mode)
+        told = json.loads(succeeded("status", made.folder, "--json").output)
+        assert [(run["state"], run["queue_known"]) for run in told] == [("pending", False)] * 2
+        assert "squeue" in refusal("launch", made.folder, "--site", site)
+        assert "squeue" in refusal("cancel", made.folder)
+        assert "may be queued" in refusal("remove", made.folder, experiment.runs[0].id, "--yes")
+    slurm.cluster.cache_clear()
+    attempt = claimed(experiment.runs[0], processes=1, replay=True, steps=1)
+    assert array_task._run_ranks(attempt, TABLE, JOB) is None
+    refused = attempt.read(Refused)
+    assert refused is not None
+    assert refused.reason == "srun cannot be run on n1: No such file or directory"
 
 
 FAULTS = [
