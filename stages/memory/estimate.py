@@ -239,9 +239,9 @@ def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
     if cut.has_norm:
         kept += size.of(spec.norm.kept)
     if cut.head_rows is not None:
-        # From S to T: hidden states, probabilities, the logarithm of their sum, and targets.
+        # From S to T: hidden states, probabilities, the logarithm of their sum, targets and their logits.
         numbers = config.model.width + len(cut.head_rows)
-        deferred = numbers * size.replica + size.wide + INDEX_BYTES
+        deferred = numbers * size.replica + 2 * size.wide + INDEX_BYTES
     elif cut.has_head and head_chunk_rows(config) is not None:
         # The gradient of the head's input is as large as the input, that of the matrix is there once.
         logits = config.model.vocab_size * size.wide

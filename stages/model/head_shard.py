@@ -11,7 +11,9 @@ softmax within the shard, e_k the logarithm of their sum of exponentials and G_k
 Where the head is tied to the embedding, a shard is one of the embedding's matrix, too: `embed` (E) and
 `leave_embedded` (G).
 
-Logits, softmax and sums are computed in at least float32, a few rows of tokens at a time.
+Logits, softmax and sums are computed in at least float32, a few rows of tokens at a time. In bfloat16
+P_k is kept and sent without the targets: near 1 its rounding is as large as what it is short of 1. Their terms,
+exp(logit - e) - 1, are computed from the logits in float32, in the place of the -1 of G_k.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ class ShardPass(NamedTuple):
     """Within the shard, `(tokens, rows)`."""
     log_sums: Tensor
     """Within the shard, `(tokens)`, in at least float32."""
+    target_logits: Tensor
+    """Of the targets in the shard, `(tokens)`, as wide; 0 for others."""
 
 
 class MergedHead(NamedTuple):
@@ -121,7 +125,10 @@ class HeadShard(nn.Module):
             sums = logits.sub_(top).exp_().sum(dim=1, keepdim=True)
             numbers[rows, 0] = top.add_(sums.log())[:, 0]
             if kept is not None:
-                kept[rows] = logits.div_(sums)
+                logits.div_(sums)
+                if given.dtype != wide:
+                    logits[torch.arange(len(logits), device=given.device), local[rows]] *= ~inside[rows]
+                kept[rows] = logits
                 part[rows, :width] = kept[rows] @ weight
             del logits
         if kept is not None:
@@ -130,7 +137,7 @@ class HeadShard(nn.Module):
         sent = part.view(*hidden.shape[:2], -1)
         if kept is None:
             return sent, None
-        return sent, ShardPass(given, wanted, kept, numbers[:, 0].clone())
+        return sent, ShardPass(given, wanted, kept, *numbers.t().clone())
 
     @torch.no_grad()
     def gradient_factors(self, kept: ShardPass, sums: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
@@ -146,10 +153,12 @@ class HeadShard(nn.Module):
         local, inside = self._local(kept.targets)
         whole = sums.flatten(0, 1).view(kept.log_sums.dtype)[:, 0]
         tokens, shares = len(factors), (kept.log_sums - whole).exp_()
+        of_target = _of_target(kept.target_logits, whole, narrow=factors.dtype != shares.dtype)
+        of_target = of_target.where(inside, 0.0)
         for rows in _chunks(tokens, factors.shape[1], wide=shares.dtype, on_gpu=factors.is_cuda):
             of_logits = factors[rows].to(shares.dtype) * shares[rows, None]
             numbers = torch.arange(len(of_logits), device=factors.device)
-            of_logits[numbers, local[rows]] -= inside[rows].to(shares.dtype)
+            of_logits[numbers, local[rows]] += of_target[rows]
             factors[rows] = of_logits.mul_(scale / tokens)
         return factors, kept.hidden
 
@@ -174,17 +183,25 @@ def merge_parts(parts: Sequence[Tensor], *, scale: float) -> MergedHead:
     numbers = torch.stack([part[:, 2 * width :].contiguous().view(wide) for part in flat])
     log_sums = numbers[:, :, 0]
     whole = torch.logsumexp(log_sums, dim=0)
-    loss = (whole - numbers[:, :, 1].sum(dim=0)).mean()
+    target_logits = numbers[:, :, 1].sum(dim=0)
+    loss = (whole - target_logits).mean()
+    of_target = _of_target(target_logits, whole, narrow=flat[0].dtype != wide)[:, None]
     shares = (log_sums - whole).exp_()
     gradient = flat[0].new_zeros((tokens, width), dtype=wide)
     for part, share in zip(flat, shares, strict=True):
-        gradient.addcmul_(part[:, :width].to(wide), share[:, None]).sub_(part[:, width : 2 * width])
+        gradient.addcmul_(part[:, :width].to(wide), share[:, None])
+        gradient.addcmul_(part[:, width : 2 * width].to(wide), of_target)
     shape = parts[0].shape[:2]
     return MergedHead(
         loss,
         gradient.mul_(scale / tokens).to(flat[0].dtype).view(*shape, width),
         whole[:, None].view(flat[0].dtype).view(*shape, -1),
     )
+
+
+def _of_target(logits: Tensor, log_sums: Tensor, *, narrow: bool) -> Tensor:
+    """What is added to the kept probabilities of the targets: they are there but in a narrow type."""
+    return (logits - log_sums).expm1_() if narrow else torch.full_like(log_sums, -1.0)
 
 
 def _wide_type(values: Tensor) -> torch.dtype:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.against_one_process import check_against_one_process
 from support.single_process import whole_model
 from support.small_runs import Rows, small_config
@@ -22,6 +23,7 @@ from stages.config.run_config import RunConfig
 from stages.memory.estimate import course_of, head_chunk_rows, stage_memory
 from stages.model.gradients.split_backward import DeferredGradients, Linear, deferring
 from stages.model.head_loss import head_loss, next_token_loss
+from stages.model.head_shard import HeadShard, merge_parts
 from stages.pipeline.build import representative_programs
 from stages.shape import head_chunks as chunks
 from stages.shape.head_chunks import chunk_rows
@@ -88,6 +90,51 @@ def test_in_bfloat16_loss_and_gradients_are_as_exact_as_of_whole_logits(small_ch
     for form, reference, truth in zip(chunked, whole, exact, strict=True):
         error, of_plain = (float((value.double() - truth.double()).norm()) for value in (form, reference))
         assert error <= 1.1 * of_plain + 1e-6
+
+
+def test_confident_tokens_have_gradients_as_exact_in_shards_as_in_a_whole_head(small_chunks: None) -> None:
+    """In bfloat16, where a probability near 1 has no digit left for what is missing: a mean loss of 0.001."""
+    generator = torch.Generator().manual_seed(0)
+    weight = (4 * F.normalize(torch.randn(96, 16, generator=generator), dim=-1)).bfloat16()
+    targets = torch.randint(96, (3, 20), generator=generator)
+    x = (1.3 * weight[targets].float() + 0.1 * torch.randn(3, 20, 16, generator=generator)).bfloat16()
+
+    def of_shards(dtype: torch.dtype) -> tuple[Tensor, ...]:
+        shards = [HeadShard(16, rows).to(dtype) for rows in (range(40), range(40, 96))]
+        for shard in shards:
+            shard.weight.data.copy_(weight[shard.rows.start : shard.rows.stop])
+        parts, kept = zip(*(shard.run(x.to(dtype), targets) for shard in shards), strict=True)
+        merged = merge_parts(parts, scale=1.0)
+        factors = [
+            shard.gradient_factors(one, merged.sums, scale=1.0)
+            for shard, one in zip(shards, kept, strict=True)
+        ]
+        return (
+            merged.loss,
+            merged.gradient,
+            torch.cat([a.double().mT @ b.double() for a, b in factors]).detach(),
+        )
+
+    def of_whole(loss: Callable[[Linear, Tensor, Tensor], Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+        head, given = Linear(16, 96).to(dtype), x.to(dtype).requires_grad_()
+        head.weight.data.copy_(weight)
+        head.weight.grad_dtype = torch.promote_types(dtype, torch.float32)
+        value = loss(head, given, targets)
+        value.backward()
+        assert given.grad is not None
+        assert head.weight.grad is not None
+        return value.detach(), given.grad, head.weight.grad
+
+    truth = of_whole(plain, torch.float64)
+    assert 5e-4 < float(truth[0]) < 2e-3
+    for exact, expected in zip(of_shards(torch.float64), truth, strict=True):
+        torch.testing.assert_close(exact, expected, rtol=1e-12, atol=1e-14)
+    forms = of_whole(plain, torch.bfloat16), of_whole(head_loss, torch.bfloat16), of_shards(torch.bfloat16)
+    for reference, chunked, shards, exact in zip(*forms, truth, strict=True):
+        of_plain, of_chunked, of_sharded = (
+            float((form.double() - exact).norm() / exact.norm()) for form in (reference, chunked, shards)
+        )
+        assert of_sharded < 1.1 * of_plain > of_chunked, (of_plain, of_chunked, of_sharded)
 
 
 def test_a_split_backward_defers_the_gradient_of_the_matrix(small_chunks: None) -> None:
