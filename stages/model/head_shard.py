@@ -11,8 +11,8 @@ softmax within the shard, e_k the logarithm of their sum of exponentials and G_k
 Where the head is tied to the embedding, a shard is one of the embedding's matrix, too: `embed` (E) and
 `leave_embedded` (G).
 
-Logits, softmax and sums are computed in at least float32, a few rows of tokens at a time. In bfloat16
-P_k is kept and sent without the targets: near 1 its rounding is as large as what it is short of 1. Their terms,
+Logits, softmax and sums are computed in at least float32, a few rows of tokens at a time. In bfloat16 P_k is
+kept and sent without the targets: near 1 its rounding is as large as what it is short of 1. Their terms,
 exp(logit - e) - 1, are computed from the logits in float32, in the place of the -1 of G_k.
 """
 
