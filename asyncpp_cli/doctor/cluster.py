@@ -14,7 +14,7 @@ from asyncpp_cli.launch.common.arrays import JobShape
 from asyncpp_cli.launch.submission import sbatch
 from asyncpp_cli.launch.submission.sbatch import BatchJob, profile_keys
 from asyncpp_cli.runs.processes import user_name
-from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.sites.profile import Site, seconds_of, time_note
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import SlurmError
 from stages.config.run_config import SiteConfig
@@ -114,22 +114,7 @@ def partition_check(site: Site, partitions: Mapping[str, Mapping[str, str]]) -> 
         return wrong("partition", detail, advice=f"wait until it is up, or {named}another")
     if seconds_of(site.time) > seconds_of(limit):
         return wrong("partition", detail, advice=f'{site.file}: time: "{limit}" at most, not "{site.time}"')
-    return good("partition", detail)
-
-
-def seconds_of(time: str) -> float:
-    """SLURM's time notation (`MINUTES`, `MINUTES:SS`, `HH:MM:SS`, `D-HH:MM:SS`) in seconds."""
-    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time):
-        return float("inf")
-    days, _, rest = time.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
-    if days:
-        hours, minutes, seconds = [*parts, 0, 0][:3]
-    elif len(parts) == 3:
-        hours, minutes, seconds = parts
-    else:
-        hours, (minutes, seconds) = 0, [*parts, 0][:2]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    return good("partition", detail, note=time_note(site.time))
 
 
 def nodes_check(site: Site, nodes: list[Node]) -> Check:

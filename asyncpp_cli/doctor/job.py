@@ -47,7 +47,8 @@ def job_checks(site: Site, folder: Path) -> Iterator[Check]:
     """
     made = Path(tempfile.mkdtemp(prefix="asyncpp-doctor-", dir=folder.absolute()))
     # Short, so that it starts soon; with a GPU if the site has any.
-    short = replace(site, time="5", flags=site.flags | ({"gres": "gpu:1"} if site.gpus_per_node else {}))
+    flags = site.flags | ({"gres": "gpu:1"} if site.gpus_per_node else {})
+    short = replace(site, time="5", signal_lead=10, flags=flags)
     began = time.monotonic()
     job_id = ""
     try:

@@ -25,7 +25,7 @@ from asyncpp_cli.launch.progress import shown_progress
 from asyncpp_cli.launch.submission.submit import array_script, submit
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import State, is_done
-from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.sites.profile import Site, time_note
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import SlurmError
 from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue, run_statuses
@@ -136,6 +136,8 @@ def _say_submitted(
     for array, planned_array in zip(submission.arrays, planned, strict=True):
         throttle = _throttle_text(planned_array.throttle, submission)
         say(f"  job {array.id}: {len(array.runs)} x {array.shape}, {throttle}")
+    if note := time_note(site.time):
+        say(f"  {site.file}: time: {note}")
     named = os.environ.get("SBATCH_CLUSTERS") or os.environ.get("SLURM_CLUSTERS")
     if named not in (None, "", submission.cluster):
         say(f"  on {submission.cluster}, the cluster of slurm.conf: SLURM_CLUSTERS ({named}) is not read")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import re
 from collections.abc import Collection
@@ -27,9 +28,11 @@ LOCAL = "local"
 _FLAG = re.compile(r"[a-z][a-z0-9-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIME = Meta(
-    pattern=r"\A(\d+-)?\d{1,3}(:\d{1,2}){0,2}\Z",
+    pattern=r"\A(\d{1,7}|(\d{1,5}-)?\d{1,5}(:\d{1,2}){0,2})\Z",
     description="'MINUTES', 'HH:MM:SS', 'D-HH:MM:SS'",
 )
+_EARLY = 60
+"""Seconds by which SLURM may signal a job early."""
 _MEMORY = Meta(pattern=r"\A\d+[KMGT]?\Z", description="an amount of memory: 64G, 900M")
 _NODES = Meta(pattern=r"\A[A-Za-z0-9_.,\[\]-]+\Z", description="nodes in sbatch's notation: n[3-4],n7")
 _INTERFACE = Meta(pattern=r"\A[A-Za-z0-9_.:-]+\Z", description="the name of an interface")
@@ -80,11 +83,11 @@ class Site:
     memory: Annotated[str, _MEMORY] | None = None
     """Memory per node, in sbatch's notation: `64G`."""
     time: Annotated[str, _TIME] = "24:00:00"
-    """Time limit of a job, in quotes: `"MINUTES"`, `"HH:MM:SS"` or `"D-HH:MM:SS"`. A longer run resumes in
-    the next job."""
+    """Time limit of a job, in quotes: `"MINUTES"`, `"HH:MM:SS"` or `"D-HH:MM:SS"`, as for sbatch, to which
+    `"4:00"` is four minutes. A longer run resumes in the next job."""
     signal_lead: int = 120
     """Seconds before the time limit at which a job is signalled to save and requeue itself; at least
-    `site.grace` + 10. SLURM may be a minute early."""
+    `site.grace` + 10, and more than a minute less than `time`: SLURM may be a minute early."""
     retries: Count = 2
     """How often a failed run is started again; also `launch --retries`. Preempted runs are always
     requeued."""
@@ -228,3 +231,34 @@ def _check(site: Site) -> None:
         refuse(
             "signal_lead", f"{site.signal_lead} s are too few; accepted: at least run.grace ({grace:g}) + 10"
         )
+    limit = seconds_of(site.time)
+    if site.scheduler == "slurm" and site.signal_lead + _EARLY >= limit:
+        note = time_note(site.time) or f'"{site.time}" is {limit / 60:g} minutes'
+        refuse(
+            "signal_lead",
+            f"{site.signal_lead} s before the limit, and up to a minute earlier, a job is told to end, which "
+            f"leaves none of its time ({note}); accepted: a longer time"
+            + (f", or less than {limit - _EARLY:g}" if limit - _EARLY > grace + 10 else ""),
+        )
+
+
+def seconds_of(time: str) -> float:
+    """SLURM's time notation (`MINUTES`, `MINUTES:SS`, `HH:MM:SS`, `D-HH:MM:SS`) in seconds; 0 is no limit."""
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time):
+        return math.inf
+    days, _, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if days:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds or math.inf
+
+
+def time_note(time: str) -> str:
+    """What a limit of the form `4:00` means, which people take for hours; empty for other forms."""
+    if not re.fullmatch(r"\d+:\d+", time):
+        return ""
+    return f'"{time}" is {seconds_of(time) / 60:g} minutes, as for sbatch; hours: "{time}:00"'

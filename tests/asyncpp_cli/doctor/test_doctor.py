@@ -28,7 +28,6 @@ from asyncpp_cli.doctor.cluster import (
     partition_check,
     preemption_check,
     requeue_check,
-    seconds_of,
     submit_limit_check,
 )
 from asyncpp_cli.doctor.job import handshake_checks, image_check, network_check, software_check
@@ -145,11 +144,6 @@ def test_slurms_words_are_read() -> None:
     assert gpus_of("gpu:4") == 4
     assert gpus_of("gpu:a100:2,gpu:v100:1") == 3
     assert gpus_of("(null)") == 0
-    assert [seconds_of(time) for time in ("90", "1:30", "24:00:00", "2-12", "1-00:00:01")] == [
-        *(5400, 90, 86400),
-        *(216000, 86401),
-    ]
-    assert seconds_of("UNLIMITED") == float("inf")
 
 
 def has(check: Check, word: str, advice: str) -> None:
@@ -165,6 +159,7 @@ def test_a_partition_is_there_open_and_long_enough() -> None:
     )
     has(partition_check(SITE, there), "wrong", "accepted: gpu")
     has(partition_check(replace(fits, time="1-00"), there), "wrong", 'time: "12:00:00" at most')
+    has(partition_check(replace(fits, time="9:00"), there), "note", '"9:00" is 9 minutes')
     there["gpu"] |= {"State": "DRAIN"}
     has(partition_check(fits, there), "wrong", "wait until it is up")
     assert partition_check(SITE, {"all": {"PartitionName": "all", "State": "UP", "Default": "YES"}}).ok

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 from pathlib import Path
 
@@ -13,7 +14,14 @@ from asyncpp_cli.launch.common.arrays import JobShape, shape_of
 from asyncpp_cli.launch.common.supervisor import tasks_of_node
 from asyncpp_cli.launch.submission.sbatch import BatchJob, array_script
 from asyncpp_cli.runs.settings import assign
-from asyncpp_cli.sites.profile import find_site, read_site, site_files, user_folder
+from asyncpp_cli.sites.profile import (
+    find_site,
+    read_site,
+    seconds_of,
+    site_files,
+    time_note,
+    user_folder,
+)
 from stages.config.run_config import RunConfig
 
 
@@ -65,6 +73,22 @@ def test_a_user_profile_is_found_by_name_and_by_path(own_profiles: Path, tmp_pat
         ("partition: 'a b'", 'partition is "a b"; accepted: text without white space'),
         ("run: {threds: 2}", "run.threds: unknown key; did you mean site.threads?"),
         ("run: {grace: 200}", "signal_lead: 120 s are too few; accepted: at least run.grace (200)"),
+        # sbatch's MINUTES:SECONDS, meant as hours.
+        (
+            "time: '4:00'\nsignal_lead: 300",
+            "signal_lead: 300 s before the limit, and up to a minute earlier, a ",
+        ),
+        (
+            "time: '4:00'\nsignal_lead: 180",
+            "signal_lead: 180 s before the limit, and up to a minute earlier, a ",
+        ),
+        (
+            "time: '3'",
+            "signal_lead: 120 s before the limit, and up to a minute earlier, a job is told to end, ",
+        ),
+        ("time: '0:30'\nsignal_lead: 20", "signal_lead: 20 s before"),
+        ("time: '1-1440-1'", 'time is "1-1440-1"; accepted:'),
+        ("time: '4h'", 'time is "4h"; accepted:'),
         ("array_limit: 0", "array_limit is 0; accepted: a whole number >= 1"),
         ("scheduler: pbs", 'scheduler is "pbs"; accepted: local, slurm'),
         ("container: x", 'container is "x"; accepted: a mapping with runtime, image'),
@@ -92,6 +116,21 @@ def test_a_mistake_is_refused_by_file_and_key(own_profiles: Path, text: str, mes
     with pytest.raises(UserError) as refused:
         read_site(file, name="mine")
     assert str(refused.value).startswith(f"{file}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        *(("1440", 86_400), ("90", 5400), ("1000:00:00", 3_600_000), ("24:00:00", 86_400), ("4:00", 240)),
+        *(("2-12", 216_000), ("1-00:00:01", 86_401), ("0", math.inf)),
+    ],
+)
+def test_a_time_limit_is_what_sbatch_takes_it_for(own_profiles: Path, time: str, seconds: float) -> None:
+    (own_profiles / "mine.yaml").write_text(f"time: '{time}'\nsignal_lead: 100\n")
+    assert seconds_of(find_site("mine").time) == seconds
+    assert time_note(time) == (
+        '"4:00" is 4 minutes, as for sbatch; hours: "4:00:00"' if time == "4:00" else ""
+    )
 
 
 def test_an_unknown_site_is_one_line_that_names_the_known(tmp_path: Path) -> None:
