@@ -12,10 +12,13 @@ import json
 import os
 import secrets
 import shutil
+import stat
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from asyncpp_cli.base.errors import DamagedError, UserError, doing
 from stages.config.records import encoded, loaded, read_bytes, with_checksum
@@ -30,7 +33,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(
-    path: Path, content: bytes, *, unless: Callable[[], bool] | None = None, sync: bool = False
+    path: Path,
+    content: bytes,
+    *,
+    unless: Callable[[], bool] | None = None,
+    sync: bool = False,
+    mode: int | None = None,
 ) -> None:
     """As `write_text`, for bytes.
 
@@ -39,11 +47,15 @@ def write_bytes(
         content: its new content.
         unless: asked once the temporary file is there; the file stays as it is if this holds.
         sync: whether the content is on the disk before it replaces the file.
+        mode: its permissions; None: those of a new file.
     """
     with doing("written", path):
         temporary = _temporary_name(path)
         try:
             with temporary.open("xb") as file:
+                if mode is not None:
+                    with suppress(OSError):  # a filesystem that keeps none
+                        os.fchmod(file.fileno(), mode)
                 file.write(content)
                 if sync:
                     file.flush()
@@ -55,6 +67,80 @@ def write_bytes(
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write a file that the user names.
+
+    A regular or new file, also behind links, is replaced atomically and keeps its permissions. A pipe, a
+    character device, or a descriptor of this process (/dev/stdout, /dev/fd/3) is written to.
+
+    Raises:
+        UserError: it is a folder, a socket or a disk.
+    """
+    with doing("written", path):
+        opened = _opened_stream(path)
+        if opened is not None:
+            sys.stdout.flush()
+            with opened:
+                opened.write(content)
+            return
+        file = Path(os.path.realpath(path))
+        mode = stat.S_IMODE(file.stat().st_mode) & 0o777 if file.exists() else None
+        write_bytes(file, content, mode=mode)
+
+
+def is_stream(path: Path) -> bool:
+    """Whether `write_output` writes into what a path names, so that a second time adds to the first."""
+    named = _descriptor(path)
+    if named is not None:
+        return True
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+
+
+def _opened_stream(path: Path) -> BinaryIO | None:
+    """The pipe, device or descriptor that a path names, opened; None: it names a file or nothing."""
+    if (number := _descriptor(path)) is not None:
+        # Opened by its name, a file would be written from its beginning.
+        return os.fdopen(os.dup(number), "wb")
+    if is_stream(path):
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC), "wb")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is a folder, a socket or a disk; accepted: a file, a pipe or a terminal")
+    return None
+
+
+def _descriptor(path: Path) -> int | None:
+    """The descriptor of this process that a path names, if it names one."""
+    for _ in range(40):  # as many links as Linux follows
+        path = Path(os.path.realpath(path.parent), path.name)
+        if path.parent == Path(f"/proc/{os.getpid()}/fd") and path.name.isdecimal():
+            return int(path.name)
+        if not path.is_symlink():
+            return None
+        path = path.parent / path.readlink()
+    return None
+
+
+@contextmanager
+def drawing(file: Path) -> Iterator[Path]:
+    """Yields a temporary file to draw a picture into, which is written to `file` at the end.
+
+    Raises:
+        UserError: the picture is refused, or needs the extra `plot`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            yield Path(folder, file.name)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        except ModuleNotFoundError as error:
+            raise UserError(f"a picture needs {error.name}: pip install 'asyncpp[plot]'") from error
+        write_output(file, Path(folder, file.name).read_bytes())
 
 
 def remove_temporary(path: Path) -> None:
@@ -131,6 +217,11 @@ def locked(file: Path) -> Iterator[None]:
         yield
 
 
+def real_folder(folder: Path) -> Path:
+    """A folder that may be a link, or what the link names: a rename does not follow it."""
+    return Path(os.path.realpath(folder)) if folder.is_symlink() else folder
+
+
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yields a temporary folder to fill, which becomes `folder` at the end.
@@ -138,6 +229,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Raises:
         UserError: `folder` exists and is not an empty folder.
     """
+    folder = real_folder(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already; name a new or empty folder")
     with doing("made", folder):

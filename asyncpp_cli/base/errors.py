@@ -107,22 +107,6 @@ def doing(done: str, what: str | os.PathLike[str]) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def drawing(file: str | os.PathLike[str]) -> Iterator[None]:
-    """While a picture is drawn into a file: say what of it is not accepted, or not installed.
-
-    Raises:
-        UserError: the picture is refused, or needs the extra `plot`.
-    """
-    try:
-        with doing("written", file):
-            yield
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    except ModuleNotFoundError as error:
-        raise UserError(f"a picture needs {error.name}: pip install 'asyncpp[plot]'") from error
-
-
 def refusal_of(error: BaseException) -> Refusal | None:
     """Message and exit code for an error; None if it is a bug of asyncpp."""
     match error:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from asyncpp_cli.base.atomic_files import temporary_folder, write_text
+from asyncpp_cli.base.atomic_files import real_folder, temporary_folder, write_text
 from asyncpp_cli.base.errors import DamagedError, UserError, doing
 from asyncpp_cli.experiment.code_copies import CodeCopies
 from asyncpp_cli.experiment.existing_cells import check_same_data, record_locations, with_existing_ids
@@ -98,16 +98,17 @@ def _make(experiment: Experiment, cells: list[ResolvedCell], template: Template)
     Returns:
         False if another process has created something in its place meanwhile.
     """
+    folder = real_folder(experiment.folder)
     with doing("made", experiment.folder):
-        experiment.folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_folder(experiment.folder)
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_folder(folder)
     try:
         staged = replace(experiment, folder=temporary)
         copies = CodeCopies()
         for resolved in cells:
             _write_run(staged.run(resolved.cell.id), resolved, copies)
         _write_description(staged, template)
-        temporary.replace(experiment.folder)
+        temporary.replace(folder)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):

@@ -174,7 +174,7 @@ def draw(points: Sequence[Point], *, title: str, file: Path) -> None:
         ModuleNotFoundError: matplotlib is missing.
     """
     if file.suffix not in (".svg", ".png", ".pdf"):
-        raise ValueError(f"{file}: a picture is a file of .svg, .png, .pdf")
+        raise ValueError(f"{file.name}: a picture is a file of .svg, .png, .pdf")
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import TwoSlopeNorm

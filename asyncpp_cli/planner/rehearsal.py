@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from asyncpp_cli.base.atomic_files import write_output
 from asyncpp_cli.planner.estimate import GB, OF_THE_DEVICE, planned_memory
 from stages.config.run_config import RunConfig
 from stages.config.segments import segment_program, sync_steps
@@ -96,12 +98,12 @@ class ComparedRank:
 
 def write_csv(file: Path, records: Sequence[Mapping[str, str | int | float | None]]) -> None:
     """A row for each record; a kind of memory that one of them lacks is empty there."""
-    with file.open("w", encoding="utf-8", newline="") as opened:
-        writer = csv.DictWriter(
-            opened, list(dict.fromkeys(name for record in records for name in record)), lineterminator="\n"
-        )
-        writer.writeheader()
-        writer.writerows(records)
+    text = io.StringIO()
+    names = list(dict.fromkeys(name for record in records for name in record))
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    write_output(file, text.getvalue().encode())
 
 
 def rehearse(config: RunConfig, *, device: str, ranks: Sequence[int] | None = None) -> Iterator[ComparedRank]:

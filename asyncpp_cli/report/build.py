@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncpp_cli.base.atomic_files import write_bytes
+from asyncpp_cli.base.atomic_files import real_folder, write_output
 from asyncpp_cli.base.console import say
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.analysis.cells import CellResult
@@ -94,7 +94,7 @@ def _write(options: ReportOptions, report: Report) -> None:
     if options.figures is not None:
         from asyncpp_cli.report.formats.figures import write_figures
 
-        write_figures(report, folder=options.figures, width=options.figure_width)
+        write_figures(report, folder=real_folder(options.figures), width=options.figure_width)
         say(f"Wrote the figures into {options.figures}")
     if options.out is None and options.output_format == "table" and sys.stdout.isatty():
         from asyncpp_cli.base.console import console
@@ -111,7 +111,7 @@ def _write(options: ReportOptions, report: Report) -> None:
             return
         files = {options.out: text.encode()}
     if options.assets is not None:
-        options.assets.mkdir(parents=True, exist_ok=True)
+        real_folder(options.assets).mkdir(parents=True, exist_ok=True)
     for file, content in files.items():
-        write_bytes(file, content)
+        write_output(file, content)
         say(f"Wrote {file}")

@@ -48,7 +48,7 @@ def draw(
         ScheduleError: The suffix is another one, or no time is to be shown.
     """
     if file.suffix not in SUFFIXES:
-        raise ScheduleError(f"{file}: a picture is a file of {', '.join(SUFFIXES)}")
+        raise ScheduleError(f"{file.name}: a picture is a file of {', '.join(SUFFIXES)}")
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp
+from support.files import FULL, own_device
 
 from asyncpp_cli.base.atomic_files import read_json, write_text
 from asyncpp_cli.base.errors import DamagedError, UserError, doing, refusal_of
@@ -49,7 +50,7 @@ def test_the_failed_action_is_in_the_message(tmp_path: Path) -> None:
     assert told(lambda: list(file.iterdir())) == f"{file} cannot be listed (Not a directory)"
     # Of a file that is written beside its place, the place is named.
     assert told(lambda: write_text(file / "in", "")) == f"{file}/in cannot be written (Not a directory)"
-    full = open("/dev/full", "wb", buffering=0)  # noqa: SIM115, PTH123
+    full = own_device(tmp_path / "full", FULL).open("wb", buffering=0)
 
     def write() -> None:
         with full, doing("written", "shard"):
@@ -176,15 +177,16 @@ def ended(command: str, **environment: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_outputs_that_are_closed_or_full() -> None:
+def test_outputs_that_are_closed_or_full(tmp_path: Path) -> None:
     code, errors = ended("asyncpp templates list >&-")
     assert (code, errors.count("\n")) == (1, 1)
     assert "standard output cannot be written (Bad file descriptor" in errors
-    code, errors = ended("asyncpp templates list >/dev/full")
+    full = own_device(tmp_path / "full", FULL)
+    code, errors = ended(f"asyncpp templates list >{full}")
     assert (code, errors.count("\n")) == (1, 1)
     assert "standard output cannot be written (No space left" in errors
     # As with any command before `head`: it is silent.
     assert ended("{ asyncpp templates list; echo $? >&2; } | true") == (0, "1\n")
     # That nobody can be told is no reason to fail.
-    assert ended("asyncpp --version >/dev/null 2>/dev/full") == (0, "")
+    assert ended(f"asyncpp --version >/dev/null 2>{full}") == (0, "")
     assert ended("asyncpp frobnicate 2>&-") == (2, "")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from asyncpp_cli.base.atomic_files import read_json, write_json
 
@@ -23,3 +27,17 @@ def contents(folder: Path) -> dict[str, bytes]:
 def edit(file: Path, **changes: Any) -> None:
     """Replace values of a JSON file; its checksum fits afterwards."""
     write_json(file, read_json(file, newest_format=99) | changes)
+
+
+NULL, FULL = 3, 7
+"""Minor numbers of /dev/null and /dev/full."""
+
+
+def own_device(path: Path, minor: int) -> Path:
+    """A device like /dev/null or /dev/full, which a test may lose; skips the test where none can be made."""
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, minor))
+        path.open("wb").close()
+    except PermissionError:
+        pytest.skip("devices cannot be made here")
+    return path

@@ -56,6 +56,7 @@ def prepare(
 
     Can be interrupted and repeated: finished shards are kept. The result does not depend on --workers.
     """
+    from asyncpp_cli.base.atomic_files import real_folder
     from asyncpp_cli.base.console import say
     from asyncpp_cli.data.prepare import PrepareOrder, prepare_data
     from asyncpp_cli.data.sources import find_sources
@@ -77,7 +78,7 @@ def prepare(
         field=field,
         separator=separator,
         validation_share=validation_share,
-        out=out,
+        out=real_folder(out),
         workers=workers or this_machine().cores,
     )
     try:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from asyncpp_cli.base.errors import UserError, drawing
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.numbers import finite
 from asyncpp_cli.commands.arguments import AllowCode
 from asyncpp_cli.completion import models_and_templates, settings, sites
 
 if TYPE_CHECKING:
     from asyncpp_cli.planner.base_config import Base
+    from asyncpp_cli.planner.costs.profile_costs import Measured
     from asyncpp_cli.planner.decision import Best
     from asyncpp_cli.planner.estimate import CostModel, Estimate
     from stages.config.run_config import RunConfig
@@ -148,6 +149,7 @@ def plan(
     from asyncpp_cli.base.console import say
     from asyncpp_cli.planner.base_config import base_of
     from asyncpp_cli.planner.costs.devices import DEVICES
+    from asyncpp_cli.planner.costs.profile_costs import read_profile
     from asyncpp_cli.planner.costs.roofline import Roofline
     from asyncpp_cli.planner.layouts import CONSIDERED
     from asyncpp_cli.planner.ranking import ranked
@@ -170,14 +172,16 @@ def plan(
     if as_balance:
         _show_balance(base, as_json=as_json)
         return
+    measured = None
     if measure_to is not None:
         from asyncpp_cli.planner.costs.measure import measure
 
         if profile is not None:
             raise UserError("--measure and --profile both give times: leave one out")
-        measure(base.config, measure_to, microbatch_sizes=microbatch_sizes or [], repeats=repeats)
-        profile = measure_to
-    order = _order(base, gpus, site=site, device=device, profile=profile, memory=memory)
+        measured = measure(base.config, measure_to, microbatch_sizes=microbatch_sizes or [], repeats=repeats)
+    elif profile is not None:
+        measured = read_profile(profile)
+    order = _order(base, gpus, site=site, device=device, measured=measured, memory=memory)
     if bandwidth is not None:
         if bandwidth <= 0:
             raise UserError(f"--bandwidth {bandwidth:g}: accepted: more than 0")
@@ -323,6 +327,7 @@ def _show_map(
     out: Path | None,
 ) -> None:
     """Print the map, as a table or as JSON, and draw it into `out`."""
+    from asyncpp_cli.base.atomic_files import drawing
     from asyncpp_cli.base.console import say, show_table
     from asyncpp_cli.base.tables import Fit
     from asyncpp_cli.planner import decision
@@ -343,8 +348,8 @@ def _show_map(
     )
     name = base.config.model.name
     if out is not None:
-        with drawing(out):
-            decision.draw(points, title=f"{name}, times of {costs.source}", file=out)
+        with drawing(out) as picture:
+            decision.draw(points, title=f"{name}, times of {costs.source}", file=picture)
     if as_json:
         records = []
         for point in points:
@@ -406,12 +411,11 @@ def _order(
     *,
     site: str | None,
     device: str | None,
-    profile: Path | None,
+    measured: Measured | None,
     memory: float | None,
 ) -> _Order:
     from asyncpp_cli.planner.cells import device_of
     from asyncpp_cli.planner.costs.devices import find_device
-    from asyncpp_cli.planner.costs.profile_costs import read_profile
     from asyncpp_cli.planner.costs.roofline import Roofline
     from asyncpp_cli.sites.profile import find_site
 
@@ -419,7 +423,7 @@ def _order(
     named = device or site_device.get("gpu") or base.config.site.gpu
     key = "--device" if device else f"--site {site}: gpu" if "gpu" in site_device else "site.gpu"
     gpu = find_device(named or "h100", key=key)
-    costs: CostModel = Roofline(gpu) if profile is None else read_profile(profile)
+    costs: CostModel = Roofline(gpu) if measured is None else measured
     on_gpus = named is not None or base.is_model
     limit = memory if memory is not None else site_device.get("memory_gb")
     if limit is None:
@@ -431,7 +435,7 @@ def _order(
         gpus=gpus,
         costs=costs,
         limit_gb=float(limit),
-        times_known=on_gpus or profile is not None,
+        times_known=on_gpus or measured is not None,
     )
 
 

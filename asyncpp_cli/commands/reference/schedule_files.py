@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from asyncpp_cli.base.console import say, tell
-from asyncpp_cli.base.errors import UserError, drawing
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.numbers import finite
 from asyncpp_cli.commands.arguments import with_options
 from asyncpp_cli.schedule_tools.options import (
@@ -74,6 +74,7 @@ def draw(
     ] = None,
 ) -> None:
     """Draw schedules one below the other, coloured by weight version. Needs the extra `plot`."""
+    from asyncpp_cli.base.atomic_files import drawing
     from asyncpp_cli.schedule_tools import programs as schedule_input
     from asyncpp_cli.schedule_tools.programs import CostOptions
     from schedules import analyze
@@ -88,8 +89,8 @@ def draw(
         for program in programs
     ]
     timelines = [schedule_input.timeline(program, costs) for program in programs]
-    with drawing(out):
-        draw_picture(timelines, titles=titles, file=out, until=until)
+    with drawing(out) as picture:
+        draw_picture(timelines, titles=titles, file=picture, until=until)
     say(f"Wrote {out}")
 
 
@@ -192,7 +193,7 @@ def _write(text: str, file: Path | None) -> None:
     if file is None:
         sys.stdout.write(text)
         return
-    from asyncpp_cli.base.atomic_files import write_text
+    from asyncpp_cli.base.atomic_files import write_output
 
-    write_text(file, text)
+    write_output(file, text.encode())
     say(f"Wrote {file}")

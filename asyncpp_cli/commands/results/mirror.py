@@ -41,6 +41,7 @@ def mirror(
 
     Mirroring again adds what is new.
     """
+    from asyncpp_cli.base.atomic_files import real_folder
     from asyncpp_cli.base.console import say
     from asyncpp_cli.runs.experiment_folder import EXPERIMENT_FILE, open_experiment, run_at
     from asyncpp_cli.trackers.catalogue import tracker_class
@@ -57,7 +58,7 @@ def mirror(
     else:
         runs = [run_at(folder)]
         folder = runs[0].folder
-    target = out if out is not None else folder / name
+    target = real_folder(out if out is not None else folder / name)
     tracker = tracker_class(name)(target, project=folder.resolve().name)
     rows = sum(_update(tracker, run) for run in runs)
     say(f"{target}: {rows} rows of {len(runs)} runs. {tracker.hint}")

@@ -37,6 +37,7 @@ def rehearse(
 
     Exit code 0 if nothing is found, 1 if something is.
     """
+    from asyncpp_cli.base.atomic_files import is_stream
     from asyncpp_cli.base.console import say
     from asyncpp_cli.base.errors import UserError
     from asyncpp_cli.experiment.run_data import config_to_train
@@ -65,10 +66,12 @@ def rehearse(
         for each in rehearsed(config, device=device, ranks=rank):
             say(f"{name}: rank {each.found.rank}, {each.found.seconds:.0f} s")
             compared.append(each)
-            if csv is not None:  # after each: a long rehearsal may be ended
-                records.append(each.record(config))
+            records.append(each.record(config))
+            if csv is not None and not is_stream(csv):  # after each: a long rehearsal may be ended
                 write_csv(csv, records)
         good &= _show(f"{name}{further}", compared)
+    if csv is not None and is_stream(csv):
+        write_csv(csv, records)
     say("Not rehearsed: " + "; ".join(NOT_REHEARSED) + ".")
     raise typer.Exit(0 if good else 1)
 

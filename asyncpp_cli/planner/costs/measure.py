@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncpp_cli.base.atomic_files import write_json
+from asyncpp_cli.base.atomic_files import write_output
 from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.planner.costs.profile_costs import FORMAT, conditions
+from asyncpp_cli.planner.costs.profile_costs import FORMAT, Measured, conditions
+from stages.config.records import with_checksum
 from stages.config.run_config import RunConfig
 from stages.config.torch_process import importing_torch
 from stages.model.block.compiler import compiles_here
 
 
-def measure(config: RunConfig, file: Path, *, microbatch_sizes: Sequence[int], repeats: int) -> None:
+def measure(config: RunConfig, file: Path, *, microbatch_sizes: Sequence[int], repeats: int) -> Measured:
     """Measure forward and backward of embedding, block and head, and their optimizer step; write the times.
 
     On the GPU if there is one, else on `site.threads` CPU threads.
@@ -25,6 +27,9 @@ def measure(config: RunConfig, file: Path, *, microbatch_sizes: Sequence[int], r
         file: to write, for `asyncpp_cli.planner.costs.profile_costs.read_profile`.
         microbatch_sizes: sequences per micro-batch to measure with; empty: those of the configuration.
         repeats: measurements of each part.
+
+    Returns:
+        The times, as `read_profile` reads them from the file.
 
     Raises:
         UserError: the file is a folder.
@@ -56,8 +61,9 @@ def measure(config: RunConfig, file: Path, *, microbatch_sizes: Sequence[int], r
         "host": platform.node(),
         "torch": torch.__version__,
     }
-    write_json(file, content)
+    write_output(file, with_checksum(json.dumps(content)))
     say(f"{file}: a block takes {_milliseconds(parts, 'block')} on {content['device']}")
+    return Measured(file, content)
 
 
 def _milliseconds(parts: dict[str, dict[str, dict[str, dict[str, float]]]], name: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from asyncpp_cli.base.atomic_files import is_stream
 from asyncpp_cli.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -82,8 +83,10 @@ def _html(report: Report, options: ReportOptions) -> Mapping[Path, bytes]:
     from asyncpp_cli.report.formats.step_table import is_step_table, to_step_table
 
     file, assets = options.file, options.assets
+    if is_stream(file):
+        raise UserError(f"--out {file}: --format html writes a table of steps beside the page; name a file")
     steps_file = file.with_name(f"{file.name.removesuffix('.html')}.steps.parquet")
-    if steps_file.exists() and not is_step_table(steps_file):
+    if steps_file.exists() and not (steps_file.is_file() and is_step_table(steps_file)):
         # The command line does not name this file: it may be somebody's data.
         raise UserError(
             f"--out {file}: {steps_file} exists and is not a table of steps; move it, or choose another --out"

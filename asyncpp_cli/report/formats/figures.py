@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncpp_cli.base.atomic_files import write_bytes
-from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.atomic_files import write_output
+from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.report.formats.charts import Chart, Line, charts, loss_charts
 from asyncpp_cli.report.tables.document import Report
+from stages.config.records import read_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,11 +70,11 @@ def _refuse_foreign(folder: Path, names: Iterable[str]) -> None:
     for name, suffix in itertools.product(names, SUFFIXES):
         file = folder / f"{name}.{suffix}"
         try:
-            foreign = _MARK not in file.read_bytes()
+            foreign = _MARK not in read_bytes(file)
         except FileNotFoundError:
             continue
-        except OSError as error:
-            raise UserError(f"--figures {folder}: {file.name} cannot be read ({error.strerror})") from error
+        except DamagedError as error:
+            raise UserError(f"--figures {folder}: {error}") from error
         if foreign:
             raise UserError(
                 f"--figures {folder}: {file.name} exists and was not written by asyncpp report; move it"
@@ -90,7 +91,7 @@ def _saved(figure: Figure, file: Path) -> Path:
     }
     figure.savefig(stream, format=file.suffix[1:], dpi=200, metadata=metadata[file.suffix[1:]])
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(file, stream.getvalue())
+    write_output(file, stream.getvalue())
     return file
 
 
