@@ -114,7 +114,7 @@ def _step(step: int, tokens: int) -> dict[str, Any]:
         "kind": "step",
         "step": step,
         "tokens": tokens,
-        "train_loss": 5.0 - step / 4,
+        "train_loss": max(5.0 - step / 4, 1.0),
         "lr": 1e-3,
         "grad_norm": 1.0,
         "skipped": False,

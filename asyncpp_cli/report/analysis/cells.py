@@ -120,6 +120,11 @@ class CellResult:
         return [run for run in self.runs if run.state == "completed"]
 
     @property
+    def diverged(self) -> list[Any]:
+        """Seeds whose run diverged: means over the others are of the survivors."""
+        return [run.value("seed") for run in self.runs if run.diverged]
+
+    @property
     def n(self) -> int:
         """Number of completed runs."""
         return len(self.completed)

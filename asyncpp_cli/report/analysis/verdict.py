@@ -8,22 +8,21 @@ second: its time is k / r of the synchronous time.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncpp_cli.experiment.template import SHORTHANDS
-from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult
 from asyncpp_cli.report.analysis.counterparts import CORRECTION, LENGTH
 from asyncpp_cli.report.analysis.names import arm_names
 from asyncpp_cli.report.analysis.pairs import pairs
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, paired, t_quantile
+from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, StepsRatio, steps_ratio, time_interval
 from stages.update.lr_schedule import SCHEDULES
-
-if TYPE_CHECKING:
-    from asyncpp_cli.report.analysis.steps_to_loss import StepsRatio
 
 PAYS, DOES_NOT_PAY, UNDECIDED = "pays", "does not pay", "undecided"
 
@@ -31,6 +30,9 @@ _LAYOUT = ("schedule.", "parallel.", "train.microbatch_size")
 """Prefixes of keys in which synchronous arms may differ: the loss follows from the tokens per step alone."""
 
 _MOST_SENTENCES = 4
+
+_EXAMPLE = "asyncpp sweep verdict --out verdict && asyncpp launch verdict && asyncpp report verdict"
+"""What trains the lengths of an arm, where none was run in several."""
 
 _NO_SYNCHRONOUS_ARM = (
     "No verdict: no synchronous arm of the same model, data, tokens per step and number of ranks has a loss."
@@ -68,6 +70,8 @@ class Verdict:
     speed: Speed | None = None
     reason: str | None = None
     """What is missing for an answer; None if nothing is."""
+    setting: str | None = None
+    """Of the experiment, that would train what is missing."""
     lengths: tuple[CellResult, ...] = ()
     """The cells of the delayed arm that have a loss."""
     timed: tuple[CellResult, ...] = ()
@@ -82,19 +86,13 @@ class Verdict:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Of `time`, at level `CONFIDENCE`; None if one side is open.
+        """Of `time`, at level `CONFIDENCE`; None if one side is open."""
+        return self._interval(errors=1.0)
 
-        The errors of the logarithms of steps and speed are independent and add as squares.
-        """
-        if self.time is None or self.steps is None or self.speed is None:
+    def _interval(self, *, errors: float) -> tuple[float, float] | None:
+        if self.steps is None or self.speed is None or self.speed.logarithm is None:
             return None
-        low, high = self.steps.low, self.steps.high
-        if low is None or high is None or self.speed.logarithm is None:
-            return None
-        speed, middle = self.speed.logarithm.half_width, math.log(self.time)
-        below = math.hypot(math.log(self.steps.ratio / low), speed)
-        above = math.hypot(math.log(high / self.steps.ratio), speed)
-        return math.exp(middle - below), math.exp(middle + above)
+        return time_interval(self.steps, self.speed.logarithm, errors=errors)
 
     @property
     def answer(self) -> str:
@@ -107,14 +105,12 @@ class Verdict:
     @property
     def seeds_to_decide(self) -> int | None:
         """Number of seeds at which the interval would leave 1 out, were its middle and spread the same."""
-        if self.interval is None or self.steps is None or self.time is None:
+        if self.interval is None or self.steps is None:
             return None
         n = len(self.steps.seeds)
-        half_width = math.log(self.interval[1] / self.interval[0]) / 2
-        spread = half_width * math.sqrt(n) / t_quantile((1 + CONFIDENCE) / 2, n - 1)
         for seeds in range(n + 1, _MOST_SEEDS + 1):
-            reach = t_quantile((1 + CONFIDENCE) / 2, seeds - 1) * spread / math.sqrt(seeds)
-            if reach < abs(math.log(self.time)):
+            narrower = self._interval(errors=_reach(seeds) / _reach(n))
+            if narrower is not None and not narrower[0] <= 1 <= narrower[1]:
                 return seeds
         return None
 
@@ -123,7 +119,10 @@ class Verdict:
         """The verdict in one sentence."""
         reached = f"the loss of {_named(self.synchronous)} ({_steps(self.synchronous):,} steps)"
         if self.reason is not None:
-            return f"Undecided: {self.delayed_name} against {reached}: {self.reason}."
+            command = f" {self._command}" if self.setting is not None else ""
+            return (
+                f"Not answered: whether {self.delayed_name} reaches {reached} sooner: {self.reason}.{command}"
+            )
         assert self.steps is not None
         assert self.speed is not None
         assert self.time is not None
@@ -146,17 +145,34 @@ class Verdict:
     def _remedy(self) -> str:
         assert self.steps is not None
         assert self.speed is not None
-        if self.steps.low is None or self.steps.high is None:
-            side = "shorter" if self.steps.low is None else "longer"
-            return (
-                f"The interval reaches beyond the lengths of the runs: {side} ones or more seeds would tell."
-            )
+        if self.setting is not None:
+            why = "The losses between the lengths are not known well enough"
+            if len(self.steps.seeds) < FEW_SEEDS:
+                why = "Two seeds say little"
+            elif self.steps.low is None or self.steps.high is None:
+                why = "The interval reaches beyond the lengths of the runs"
+            return f"{why}: {self._command}"
         if self.speed.logarithm is None:
-            return "The speed has one pair of runs: more seeds would tell."
+            return "The speed has one pair of runs: measure that of more seeds."
         seeds = self.seeds_to_decide
         if seeds is None:
             return f"The time is about the same: {_MOST_SEEDS} seeds would not decide."
-        return f"About {seeds} seeds would decide, if the spread stays."
+        return f"About {seeds} seeds would decide, if the spread stays: {self._with(_seeds_setting(seeds))}"
+
+    @property
+    def _command(self) -> str:
+        """The command that trains what `setting` adds."""
+        assert self.setting is not None
+        if self.setting.startswith("matrix.train.steps") and _is_branch(self.delayed):
+            return f"Extend the trunk (asyncpp extend) to the lengths of {self.setting}."
+        return self._with(self.setting)
+
+    def _with(self, setting: str) -> str:
+        folder = next((run.folder.parents[1] for run in self.delayed.runs if run.folder is not None), None)
+        if folder is None:
+            return f"`{setting}` in the experiment's template."
+        name, template = shlex.quote(str(folder)), shlex.quote(str(folder / "template.yaml"))
+        return f"`asyncpp sweep {template} '{setting}' --out {name} && asyncpp launch {name}`"
 
     def record(self) -> dict[str, Any]:
         """The numbers, for JSON."""
@@ -202,16 +218,20 @@ def verdicts(cells: Sequence[CellResult]) -> list[Verdict]:
     return sorted(found, key=lambda verdict: verdict.time or math.inf)
 
 
-def verdict_lines(cells: Sequence[CellResult]) -> list[str]:
-    """The verdicts in sentences: one if none has an answer."""
+def verdict_lines(cells: Sequence[CellResult]) -> tuple[list[str], list[str]]:
+    """The verdicts that have a time, in sentences; and if none has, why, with what would answer it."""
     found = verdicts(cells)
     timed = [verdict for verdict in found if verdict.time is not None]
+    if timed:
+        chosen = [_CHOSEN_ON_THE_SAME_SEEDS] if any(cell.chosen for cell in cells) else []
+        return [verdict.sentence for verdict in timed[:_MOST_SENTENCES]] + chosen, []
     if not found and any(not cell.synchronous and cell.losses for cell in cells):
-        return [_NO_SYNCHRONOUS_ARM]
-    lines = [verdict.sentence for verdict in (timed or found[:1])[:_MOST_SENTENCES]]
-    if timed and any(cell.chosen for cell in cells):
-        lines.append(_CHOSEN_ON_THE_SAME_SEEDS)
-    return lines
+        return [], [_NO_SYNCHRONOUS_ARM]
+    if found and all(len({_tokens(cell) for cell in verdict.lengths}) == 1 for verdict in found):
+        return [], [f"{found[0].sentence} An experiment that answers it: `{_EXAMPLE}`"]
+    # Of the arms with several lengths, those that were run for it.
+    several = [verdict for verdict in found if len(verdict.lengths) > 1]
+    return [], [verdict.sentence for verdict in several[:_MOST_SENTENCES]]
 
 
 def _grouped(cells: Iterable[CellResult], key_of: Callable[[CellResult], Hashable]) -> list[list[CellResult]]:
@@ -271,8 +291,6 @@ def _best(arms: Sequence[Sequence[CellResult]]) -> Sequence[CellResult]:
 
 
 def _verdict(arm: Sequence[CellResult], baseline: Sequence[CellResult]) -> Verdict:
-    from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, steps_ratio
-
     delayed: dict[int, dict[Any, float]] = {}
     with_loss = [cell for cell in arm if cell.losses]
     for cell in with_loss:
@@ -283,47 +301,91 @@ def _verdict(arm: Sequence[CellResult], baseline: Sequence[CellResult]) -> Verdi
     fastest = _fastest(baseline)
     quickest = _fastest(arm) if longest.synchronous else None
     timed = list(arm) if quickest is None else [quickest]
-    reason = None
     # The longest synchronous runs whose loss the delayed ones bracket.
     by_length = sorted(
         (cell for cell in baseline if cell.losses),
         key=lambda cell: (_tokens(cell), len(cell.losses)),
         reverse=True,
     )
-    arms: dict[str, Any] = {
-        "lengths": tuple(with_loss),
-        "timed": tuple(timed),
-        "synchronous_lengths": tuple(by_length),
-    }
-    if unequal := _unequal(by_length):
-        return Verdict(
-            delayed=longest,
-            delayed_name=name,
-            synchronous=by_length[0],
-            fastest=fastest,
-            reason=unequal,
-            **arms,
-        )
+    found = Verdict(
+        delayed=longest,
+        delayed_name=name,
+        synchronous=by_length[0],
+        fastest=fastest,
+        lengths=tuple(with_loss),
+        timed=tuple(timed),
+        synchronous_lengths=tuple(by_length),
+    )
+    if reason := _diverged([*arm, *baseline]) or _unequal(by_length):
+        return replace(found, reason=reason)
+    failed: Verdict | None = None
     for cell in by_length:
         try:
             steps = steps_ratio(steps=_tokens(cell), loss=cell.losses, delayed=delayed)
         except NoRatioError as error:
-            reason = reason or str(error)
+            unanswered = replace(found, synchronous=cell, reason=str(error))
+            failed = failed or replace(unanswered, setting=_setting_of(error, unanswered))
             continue
         speed = _speed(timed, fastest)
-        return Verdict(
-            delayed=longest,
-            delayed_name=name,
-            synchronous=cell,
-            fastest=fastest,
-            steps=steps,
-            speed=speed,
-            reason=None if speed is not None else _without_speed([*arm, *baseline]),
-            **arms,
-        )
-    return Verdict(
-        delayed=longest, delayed_name=name, synchronous=by_length[0], fastest=fastest, reason=reason, **arms
-    )
+        reason = None if speed is not None else _without_speed([*arm, *baseline])
+        answered = replace(found, synchronous=cell, steps=steps, speed=speed, reason=reason)
+        return replace(answered, setting=_setting_to_decide(answered))
+    assert failed is not None
+    return failed
+
+
+def _diverged(cells: Sequence[CellResult]) -> str | None:
+    """Runs that diverged, without which k would be a mean of the survivors."""
+    for cell in cells:
+        if cell.diverged:
+            which = ", ".join(map(str, cell.diverged))
+            return (
+                f"{_named(cell)} diverged in {len(cell.diverged)} of {len(cell.runs)} seeds (seed {which}), "
+                "and the mean of the others would favour it: lower its optimizer.lr"
+            )
+    return None
+
+
+def _setting_of(error: NoRatioError, verdict: Verdict) -> str | None:
+    if error.few_seeds:
+        return _seeds_setting(FEW_SEEDS)
+    if not error.lengths:
+        return None
+    return _lengths_setting(verdict, (sequences / _batch(verdict.delayed) for sequences in error.lengths))
+
+
+def _setting_to_decide(verdict: Verdict) -> str | None:
+    """What more of leaves a verdict undecided no longer: lengths, or seeds where there are two; None where
+    the number of seeds can be told (`seeds_to_decide`)."""
+    if verdict.answer != UNDECIDED or verdict.steps is None or verdict.speed is None:
+        return None
+    if len(verdict.steps.seeds) < FEW_SEEDS:
+        return _seeds_setting(FEW_SEEDS)
+    run = sorted({_steps(cell) for cell in verdict.lengths})
+    if verdict.steps.low is None:
+        return _lengths_setting(verdict, (run[0] / factor for factor in (2, math.sqrt(2))))
+    if verdict.steps.high is None:
+        return _lengths_setting(verdict, (run[-1] * factor for factor in (math.sqrt(2), 2)))
+    least, most = (ratio / verdict.speed.ratio for ratio in verdict.steps.by_curve)
+    if least <= 1 <= most and least < most:
+        loss_at = verdict.steps.ratio * _tokens(verdict.synchronous) / _batch(verdict.delayed)
+        return _lengths_setting(verdict, [loss_at])
+    return None
+
+
+def _lengths_setting(verdict: Verdict, further: Iterable[float]) -> str:
+    """The setting that adds lengths to an experiment; what it has stays in its matrix."""
+    run = {_steps(cell) for cell in (*verdict.lengths, *verdict.synchronous_lengths)}
+    return f"matrix.train.steps=[{','.join(map(str, sorted(run | set(map(math.ceil, further)))))}]"
+
+
+def _seeds_setting(count: int) -> str:
+    return f"matrix.seed=[{','.join(map(str, range(count)))}]"
+
+
+def _reach(seeds: int) -> float:
+    """Half-width of an interval from so many seeds, in standard deviations."""
+    return t_quantile((1 + CONFIDENCE) / 2, seeds - 1) / math.sqrt(seeds)
 
 
 def _unequal(by_length: Sequence[CellResult]) -> str | None:

@@ -89,6 +89,8 @@ class Measurement:
     """In the last segment, over all blocks."""
     skipped_steps: int = 0
     """Steps skipped because a gradient was not finite."""
+    skipped_last: int = 0
+    """Of these, the ones in a row at the end."""
     seconds: float | None = None
     """Training time, without evaluations."""
     first_step_seconds: float | None = None
@@ -158,6 +160,7 @@ def measure(metrics: Metrics) -> Measurement:
         load_per_core=max((row["load_per_core"] for row in segments if "load_per_core" in row), default=None),
         **_load(segments),
         skipped_steps=int(steps["skipped"].sum()) if len(steps) else 0,
+        skipped_last=len(steps) - 1 - max((~steps["skipped"]).arg_true(), default=-1),
         seconds=max(seconds, default=None),
         first_step_seconds=_first_step_seconds(by_kind.get("start", []), metrics),
         start=start,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,15 @@ class RunResult:
         if self.config is not None:
             return self.config.get(dotted)
         return self.axes.get(key, self.axes.get(dotted))
+
+    @property
+    def diverged(self) -> bool:
+        """Whether its loss is not finite, or it failed after `train.max_skipped` gradients that were not."""
+        if self.state == "completed":
+            loss = self.measurement.val_loss
+            return loss is not None and not math.isfinite(loss)
+        most = self.value("train.max_skipped")
+        return self.state == "failed" and bool(most) and self.measurement.skipped_last >= most
 
     @property
     def ranks(self) -> int | None:

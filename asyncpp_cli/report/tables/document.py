@@ -54,10 +54,12 @@ class Report:
 
     @property
     def summary(self) -> list[str]:
-        """The results in sentences."""
+        """The results in sentences, and last what they do not answer."""
+        found, not_answered = verdict_lines(self.cells)
         tuned = [sentence for tuning in self.tunings for sentence in tuning.sentences]
         planned = [transfer.sentence for transfer in self.transfers]
-        return [*verdict_lines(self.cells), *planned, *tuned, *self.choices, *summary_lines(self.cells)]
+        further = [*planned, *tuned, *self.choices, *summary_lines(self.cells)]
+        return [*found, *further, *not_answered]
 
     @property
     def problems(self) -> list[str]:
