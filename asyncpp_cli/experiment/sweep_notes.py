@@ -9,11 +9,9 @@ from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.run_data import paths_of
 from optimizers import CORRECTIONS
 from schedules import analyze
-from stages.config.run_config import trained_paths
 from stages.config.segments import segment_program
-from stages.data.dataset import find_corpus, is_prepared, where_of
+from stages.data.dataset import is_prepared
 from stages.data.prepared import few_documents, read_prepared
-from stages.data.shards import count
 
 
 def notes(cells: Sequence[ResolvedCell]) -> list[str]:
@@ -21,7 +19,6 @@ def notes(cells: Sequence[ResolvedCell]) -> list[str]:
     return [
         *_speed_runs(cells),
         *_small_validation(cells),
-        *_overlapping_evaluations(cells),
         *_ineffective_corrections(cells),
     ]
 
@@ -59,24 +56,3 @@ def _small_validation(cells: Sequence[ResolvedCell]) -> list[str]:
     paths = dict.fromkeys(path for resolved in cells for path in paths_of(resolved.config.data).values())
     prepared = [read_prepared(Path(path)) for path in paths if is_prepared(Path(path))]
     return [warning for each in prepared if (warning := few_documents(each))]
-
-
-def _overlapping_evaluations(cells: Sequence[ResolvedCell]) -> list[str]:
-    overlapping: dict[str, None] = {}
-    lengths: dict[tuple[object, ...], int] = {}
-    for config in (resolved.config for resolved in cells):
-        if config.train.eval_tokens is not None:
-            continue  # reads without overlap
-        key = (*trained_paths(config.data).values(), config.data.validation_share)
-        if key not in lengths:
-            lengths[key] = count(find_corpus(config.data).validation)
-        sequences = config.train.eval_microbatches * config.train.microbatch_size
-        drawn = sequences * config.data.context
-        if drawn > lengths[key]:
-            where = where_of(config.data)
-            overlapping[
-                f"the validation split of {where} has {lengths[key]:,} tokens, and an evaluation reads "
-                f"{drawn:,} ({sequences} sequences of {config.data.context}), so they overlap; "
-                "train.eval_microbatches sets how many it reads"
-            ] = None
-    return list(overlapping)

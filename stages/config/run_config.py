@@ -245,7 +245,8 @@ class TrainConfig:
     eval_interval: int = key(100, low=1)
     """Steps between evaluations; the pipeline drains for each. The run always ends with one."""
     eval_microbatches: int = key(8, low=1, high=10**6)
-    """Micro-batches of the data's own validation split per evaluation."""
+    """Most micro-batches of the data's own validation split per evaluation: as many as it has without
+    overlap."""
     eval_tokens: int | None = key(None, low=1, high=10**12)
     """Least number of tokens that an evaluation reads of each validation set, if the set has as many without
     overlap. null: `eval_microbatches` of the data's own split, 1,000,000 tokens of each set in
@@ -380,13 +381,15 @@ EVAL_TOKENS = 1_000_000
 
 
 def eval_microbatches(config: RunConfig, name: str, *, tokens: int) -> int:
-    """Micro-batches per evaluation of the validation set `name`, which has so many tokens."""
-    wanted = config.train.eval_tokens
-    if wanted is None and name == OWN_SPLIT:
-        return config.train.eval_microbatches
+    """Micro-batches per evaluation of the validation set `name`, which has so many tokens.
+
+    Without overlap: a window that is read twice would make the loss look more certain than it is.
+    """
     size, context = config.train.microbatch_size, config.data.context
-    without_overlap = (tokens - 1) // context // size
-    return max(1, min(without_overlap, -(-(wanted or EVAL_TOKENS) // (size * context))))
+    wanted = -(-(config.train.eval_tokens or EVAL_TOKENS) // (size * context))
+    if config.train.eval_tokens is None and name == OWN_SPLIT:
+        wanted = config.train.eval_microbatches
+    return max(1, min((tokens - 1) // context // size, wanted))
 
 
 def tokens_per_step(config: RunConfig) -> int:

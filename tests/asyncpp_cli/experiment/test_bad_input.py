@@ -185,18 +185,6 @@ def test_launch_refuses_a_gpu_where_there_is_none(tmp_path: Path, monkeypatch: p
     )
 
 
-def test_validation_text_that_one_evaluation_reads_more_than_once_is_told(
-    tmp_path: Path, own_cache: None
-) -> None:
-    (tmp_path / "text.txt").write_text("some text to train on " * 100)
-    changes = [f"data.path={tmp_path / 'text.txt'}", "data.context=16", "train.eval_microbatches=4"]
-    told = succeeded("sweep", "quickstart", *changes, "--list")
-    said = "has 110 tokens, and an evaluation reads 512 (32 sequences of 16), so they overlap"
-    assert told.errors.count(said) == 1
-    enough = asyncpp("sweep", "quickstart", *changes, "data.validation_share=0.4", "--list")
-    assert "overlap" not in enough.errors
-
-
 @pytest.mark.parametrize(
     ("text", "changes", "says"),
     [

@@ -112,15 +112,18 @@ def test_an_evaluation_reads_enough_without_overlap(
     config = RunConfig()
     config.data = replace(config.data, context=context)
     config.train.microbatch_size, config.train.eval_tokens = size, wanted
-    sequences = size * eval_microbatches(config, "wiki", tokens=tokens)
-    starts = np.linspace(0, tokens - context - 1, sequences, dtype=np.int64)
-    overlaps = bool((np.diff(starts) < context).any())
-    # A set that is shorter than one micro-batch is read with overlap.
-    assert not overlaps or sequences == size
-    if sequences * context < (wanted or EVAL_TOKENS):
-        assert (sequences + size) * context > tokens - 1, "one micro-batch more would overlap"
-    if wanted is None:
-        assert eval_microbatches(config, OWN_SPLIT, tokens=tokens) == config.train.eval_microbatches
+    for name in ("wiki", OWN_SPLIT):
+        sequences = size * eval_microbatches(config, name, tokens=tokens)
+        starts = np.linspace(0, tokens - context - 1, sequences, dtype=np.int64)
+        overlaps = bool((np.diff(starts) < context).any())
+        # A set that is shorter than one micro-batch is read with overlap.
+        assert not overlaps or sequences == size
+        enough = wanted or EVAL_TOKENS
+        if wanted is None and name == OWN_SPLIT:
+            enough = config.train.eval_microbatches * size * context
+            assert sequences * context <= enough
+        if sequences * context < enough:
+            assert (sequences + size) * context > tokens - 1, "one micro-batch more would overlap"
 
 
 def test_a_set_of_shards_is_those_held_out_by_name_or_all(tmp_path: Path) -> None:
