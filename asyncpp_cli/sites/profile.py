@@ -11,7 +11,8 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Collection
+import subprocess
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -105,7 +106,7 @@ class Site:
     network_interface: Annotated[str, _INTERFACE] | None = None
     """Interface for traffic between nodes: `ib0`. null: chosen by gloo and NCCL."""
     setup: list[Annotated[str, _LINE]] = field(default_factory=list)
-    """Shell lines to run at the beginning of each job: `module load ...`"""
+    """Shell lines to run at the beginning of each job: `module load ...`. A job in which one fails ends."""
     environment: dict[str, str | int | float] = field(default_factory=dict)
     """Environment variables of each job."""
     flags: dict[str, Any] = field(default_factory=dict)
@@ -205,6 +206,8 @@ def _check(site: Site) -> None:
     for name in site.environment:
         if not _VARIABLE.fullmatch(name):
             refuse("environment", f"{name!r} is not a name of an environment variable")
+    if site.setup and (last := setup_commands(site.setup)[-1]) and not _is_whole(last):
+        refuse("setup", f"{last.splitlines()[0]!r} begins no whole command of bash; accepted: lines of bash")
     for name, value in site.flags.items():
         accepted = value is True or (isinstance(value, int | float | str) and value is not False)
         if not accepted or (isinstance(value, str) and re.search(r"[\x00-\x1f]", value)):
@@ -262,3 +265,27 @@ def time_note(time: str) -> str:
     if not re.fullmatch(r"\d+:\d+", time):
         return ""
     return f'"{time}" is {seconds_of(time) / 60:g} minutes, as for sbatch; hours: "{time}:00"'
+
+
+def setup_commands(lines: Sequence[str]) -> list[str]:
+    """The whole commands in lines of bash: `if ...; then`, `module load a` and `fi` are one."""
+    commands: list[str] = []
+    open_lines: list[str] = []
+    for line in lines:
+        open_lines.append(line)
+        if _is_whole("\n".join(open_lines)):
+            commands.append("\n".join(open_lines))
+            open_lines = []
+    return [*commands, *(["\n".join(open_lines)] if open_lines else [])]
+
+
+def _is_whole(command: str) -> bool:
+    """Whether bash takes a text as whole commands; where there is no bash, it is."""
+    if re.search(r"(?<!\\)(\\\\)*\\\Z", command):
+        return False
+    try:
+        # It warns of a here-document without an end.
+        read = subprocess.run(["bash", "-n"], input=command, capture_output=True, text=True, check=False)
+    except OSError:
+        return True
+    return read.returncode == 0 and not read.stderr

@@ -16,10 +16,12 @@ from support.disks import disk, fill
 from support.privileges import User
 from support.slurm_queue import set_partition, squeue
 
+from asyncpp_cli.doctor.job import job_checks
 from asyncpp_cli.launch.job.array_task import first_end_time, time_limit
 from asyncpp_cli.launch.retry import runs_to_retry
 from asyncpp_cli.runs.attempts.files import Job
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
+from asyncpp_cli.sites.profile import find_site
 from asyncpp_cli.slurm import client as slurm
 
 TWO = [*ONE_RUN, "matrix.seed=[0,1]", "train.steps=2"]
@@ -36,24 +38,28 @@ def test_a_job_that_ended_before_it_claimed_its_run_is_a_failure_with_its_log(
 ) -> None:
     experiment = sweep(tmp_path / "e")
     first, second = experiment.runs
-    # As where the virtual environment is gone.
-    site = site_file(tmp_path, setup=["echo the environment is gone; exit 127"])
+    # A module that is not there is no reason for the others of the list to be left out.
+    site = site_file(tmp_path, setup=["true", "module load no/such 2> /dev/null", "touch later"])
+    doctor = {check.check: check for check in job_checks(find_site(str(site)), tmp_path)}
+    failed = "module load no/such 2> /dev/null (setup of the site) failed with exit code 127"
+    assert doctor["job"].detail.endswith(f"left no answer: {failed}")
     succeeded("launch", experiment.folder, "--site", site, "--replay")
     wait_for(lambda: not squeue(), seconds=100, why=squeue)
+    assert not list(experiment.submissions.glob("*/later"))
     wait_for(lambda: {run["job_state"] for run in status_of(experiment.folder)} == {"FAILED"}, seconds=60)
     told = json.loads(asyncpp("status", experiment.folder, "--json").output)
     assert [(run["state"], run["attempt"]) for run in told] == [("failed", 0)] * 2
     for index, run in enumerate(told):
         job = run["job_id"]
         assert job.endswith(f"_{index}")
-        reason = f"its job {job} ended before the run began (FAILED, exit code 127): the environment is gone"
+        reason = f"its job {job} ended before the run began (FAILED, exit code 1): {failed}"
         assert run["reason"].startswith(f"{reason} (submissions/")
         assert run["reason"].endswith(f"/{job}.out)")
-        assert run["error_lines"] == ["the environment is gone"]
+        assert run["error_lines"] == [failed]
     assert "ended before the run began" in asyncpp("status", experiment.folder).output
-    assert asyncpp("logs", experiment.folder, first.id).output == "the environment is gone\n"
-    failed = {"named": set(), "failed": True, "timeout": False, "oom": False}
-    assert runs_to_retry(experiment, **failed) == {first.id: "site", second.id: "site"}
+    assert asyncpp("logs", experiment.folder, first.id).output == f"{failed}\n"
+    chosen = {"named": set(), "failed": True, "timeout": False, "oom": False}
+    assert runs_to_retry(experiment, **chosen) == {first.id: "site", second.id: "site"}
     # What the run does later is the later word.
     succeeded("train", second.folder, "--replay")
     assert [run["state"] for run in status_of(experiment.folder)] == ["failed", "completed"]

@@ -13,7 +13,7 @@ from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch.common.arrays import JobShape
 from asyncpp_cli.launch.common.early_signals import SIGNAL_VARIABLE
 from asyncpp_cli.launch.common.snapshot import interpreter
-from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.sites.profile import Site, setup_commands
 from asyncpp_cli.sites.resources import import_path_in_bash
 from asyncpp_cli.slurm.client import SlurmError, error_text, run_command
 
@@ -197,8 +197,20 @@ def _setup(site: Site, *, code: str) -> list[str]:
         "asyncpp_folder=$PWD asyncpp_told=",
         "trap 'asyncpp_told=SIGTERM' TERM",
         "trap 'asyncpp_told=SIGUSR2' USR2",
-        *(f"export {name}={shlex.quote(str(value))}" for name, value in site.environment.items()),
-        *site.setup,
+        'asyncpp_check() { [ "$1" = 0 ] || { echo "$2 failed with exit code $1" >&2; exit 1; }; }',
+        *(
+            line
+            for name, value in site.environment.items()
+            for line in (
+                f"export {name}={shlex.quote(str(value))}",
+                f"asyncpp_check $? 'setting {name} (environment of the site)'",
+            )
+        ),
+        *(
+            line
+            for command in setup_commands(site.setup)
+            for line in (command, f"asyncpp_check $? {shlex.quote(f'{command} (setup of the site)')}")
+        ),
         'cd -- "$asyncpp_folder" || exit 1',
         # Relative: an absolute path may contain a colon.
         *import_path_in_bash(f"../../code/{code}"),

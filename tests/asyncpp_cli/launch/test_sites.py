@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 from pathlib import Path
@@ -64,6 +65,11 @@ def test_a_user_profile_is_found_by_name_and_by_path(own_profiles: Path, tmp_pat
         ("time: 'soon'", 'time is "soon"; accepted: '),
         ("memory: lots", 'memory is "lots"; accepted: an amount of memory'),
         ("setup: module load cuda", 'setup is "module load cuda"; accepted: a list'),
+        (
+            "setup: ['true', 'if true; then', 'false']",
+            "setup: 'if true; then' begins no whole command of bash",
+        ),
+        ("setup: ['echo \"a']", "setup: 'echo \"a' begins no whole command of bash"),
         ("environment: {A-B: 1}", "environment: 'A-B' is not a name"),
         ("environment: {A: [1]}", "environment[...] is not accepted; accepted: text"),
         ("flags: {--exclusive: true}", "flags: --exclusive: accepted: a flag's name without its dashes"),
@@ -217,21 +223,47 @@ def test_the_script_has_what_the_site_adds_and_lacks_what_it_removes(
         "signal": "USR2@240",
         "time": "2-00:00:00",
     }
-    ran = subprocess.run(
-        [
-            "bash",
-            "-c",
-            script.replace("module load cuda", "true").partition("# command")[0] + 'printf %s "$SAID"',
-        ],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=60,
-        check=True,
-    )
+    ran = begun(script.replace("module load cuda", "true"), tmp_path, 'printf %s "$SAID"')
     assert ran.stdout == "a b';$(touch x)"
     assert not (tmp_path / "x").exists()
     assert script.rstrip().endswith(" -m asyncpp_cli.launch.job.array_entry array-1.json")
+
+
+def begun(script: str, folder: Path, then: str) -> subprocess.CompletedProcess[str]:
+    """Run a job's script up to its own command, and another command instead of that."""
+    words = ["bash", "-c", script.partition("# command")[0] + then]
+    return subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("setup", "failed"),
+    [
+        (["module load cuda 2> /dev/null", "true"], "module load cuda 2> /dev/null"),
+        (["cd /no/such 2> /dev/null && true"], "cd /no/such 2> /dev/null && true"),
+        (["source /no/such 2> /dev/null", "export A=1"], "source /no/such 2> /dev/null"),
+        (["if true; then", "(exit 3)", "fi"], "if true; then\n(exit 3)\nfi"),
+        (["set -u", "true || false", "# a remark", "", "false || true", "sleep 0 &"], ""),
+        (["if false; then", "false", "else", "true", "fi", "cat <<END > /dev/null", "false", "END"], ""),
+        (["test a \\", "= b"], "test a \\\n= b"),
+        (["test a = a\\\\a || test 'a$\"' != b"], ""),
+    ],
+)
+def test_a_job_ends_where_a_line_of_its_setup_fails(
+    own_profiles: Path, tmp_path: Path, setup: list[str], failed: str
+) -> None:
+    file = own_profiles / "mine.yaml"
+    file.write_text(json.dumps({"setup": setup, "environment": {"A": "b"}}))
+    shape = shape_of(config(stages=2), read_site(file, name="mine"), replay=False)
+    job = BatchJob(name="a", shape=shape, tasks=1, code="c0de")
+    ran = begun(array_script(read_site(file, name="mine"), tmp_path, job), tmp_path, "echo ran")
+    assert (ran.stdout, ran.returncode) == (("", 1) if failed else ("ran\n", 0))
+    said = ran.stderr.strip()
+    assert said.startswith(f"{failed} (setup of the site) failed with exit code ") if failed else said == ""
+    # A variable that bash does not set is as good as a line that fails.
+    file.write_text("environment: {UID: 5}\n")
+    ran = begun(array_script(read_site(file, name="mine"), tmp_path, job), tmp_path, "echo ran")
+    assert (ran.stdout, ran.returncode) == ("", 1)
+    assert "setting UID (environment of the site) failed with exit code 1" in ran.stderr
 
 
 def test_a_time_without_quotes_is_refused_for_what_yaml_reads(own_profiles: Path) -> None:
