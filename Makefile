@@ -2,7 +2,7 @@
 # Three on two cores: one waits for the SLURM cluster most of the time.
 WORKERS ?= 3
 
-.PHONY: install checks fast tests lint format types contracts docs site
+.PHONY: install checks fast tests oldest lint format types contracts docs site
 
 install:
 	pip install -e ".[test]"
@@ -15,6 +15,14 @@ fast:
 
 tests:
 	python -m pytest -n $(WORKERS)
+
+# Data and exports with the oldest versions that the extras allow, installed beside the others.
+oldest:
+	pip install --quiet --upgrade --target build/oldest \
+	    $$(grep -oE '"(tokenizers|transformers|zstandard)>=[0-9.]+' pyproject.toml | sort -u | sed 's/"//; s/>=/==/')
+	PYTHONPATH=$(CURDIR)/build/oldest python -m pytest tests/asyncpp_cli/data tests/stages/checkpoint/test_export.py \
+	    tests/stages/checkpoint/test_exported_experts.py tests/asyncpp_cli/commands/test_model_init.py \
+	    tests/asyncpp_cli/commands/test_export_command.py
 
 lint:
 	ruff check .

@@ -36,9 +36,7 @@ def hf_config(
         NoClassError: transformers has no class for this mixture of experts.
     """
     hugging_face = hugging_face_of(config)
-    rope: dict[str, Any] = {"rope_theta": config.rope_base, "rope_type": "default"}
-    if hugging_face.rotary_share != 1:
-        rope["partial_rotary_factor"] = 1.0
+    rotation = {"partial_rotary_factor": 1.0, "rope_theta": config.rope_base}
     return {
         "architectures": [hugging_face.architecture],
         "attention_dropout": 0.0,
@@ -55,9 +53,9 @@ def hf_config(
         "num_hidden_layers": config.layers,
         "num_key_value_heads": config.kv_heads,
         "rms_norm_eps": config.norm_eps,
-        # transformers 5 reads the first of these, earlier versions the second.
-        "rope_parameters": rope,
-        "rope_theta": config.rope_base,
+        # transformers 5 reads the first of these, earlier versions the others.
+        "rope_parameters": {**rotation, "rope_type": "default"},
+        **rotation,
         "tie_word_embeddings": config.tied,
         "torch_dtype": dtype,
         "use_cache": True,
@@ -132,7 +130,11 @@ def config_differences(config: ModelConfig, content: Mapping[str, Any]) -> list[
         return ["tie_word_embeddings is False, here True"]
     given = {key: value for key, value in content.items() if value is not None}
     expected |= {"rope_theta": config.rope_base, "partial_rotary_factor": 1.0}
-    given |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    rotation = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    for key in rotation.keys() & given.keys():
+        if given[key] != rotation[key]:  # versions of transformers would compute different things
+            return [f"{key} is {given[key]}, and {rotation[key]} in rope_parameters"]
+    given |= rotation
     defaults = default_settings(hugging_face, given) | {"partial_rotary_factor": hugging_face.rotary_share}
     stated = {key: value for key, value in {**defaults, **given}.items() if key in expected}
     scaling = content.get("rope_scaling") or rope

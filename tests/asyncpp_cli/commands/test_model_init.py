@@ -23,7 +23,7 @@ from asyncpp_cli.runs.settings import config_hash
 from stages.checkpoint.initial_weights import InitError, check_init, read_initial
 from stages.config.run_config import ModelConfig
 from stages.shape.families import FAMILIES
-from stages.shape.hf_config import config_differences, default_settings, hugging_face_of
+from stages.shape.hf_config import config_differences, default_settings, hf_config, hugging_face_of
 
 
 def test_identity_is_what_the_weights_are_and_not_where(run: Run, text: Path, tmp_path: Path) -> None:
@@ -114,8 +114,12 @@ def changed(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
             lambda folder: rewritten(folder, rope_scaling={"rope_type": "llama3", "factor": 8.0}),
             "rope_type is llama3, here default",
         ),
+        (
+            lambda folder: rewritten(folder, partial_rotary_factor=0.5),
+            "partial_rotary_factor is 0.5, and 1.0 in rope_parameters",
+        ),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_weights_that_do_not_fit_are_refused_before_anything_is_written(
     damage: object, message: str, run: Run, text: Path, tmp_path: Path
@@ -217,8 +221,14 @@ def test_keys_missing_in_a_config_have_the_defaults_of_transformers(
     defaults = default_settings(ours, {})
     for key in ("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "hidden_act", *ours.settings):
         assert defaults[key] == getattr(theirs, key), key
-    assert defaults["rope_theta"] == theirs.rope_parameters["rope_theta"]
-    assert ours.rotary_share == theirs.rope_parameters.get("partial_rotary_factor", 1.0)
+    # transformers 5 has them in `rope_parameters`, earlier versions beside them.
+    rotation = getattr(theirs, "rope_parameters", None) or vars(theirs)
+    assert defaults["rope_theta"] == rotation["rope_theta"]
+    assert ours.rotary_share == rotation.get("partial_rotary_factor", 1.0)
+    written = hf_config(given, context=8, dtype="float32")
+    assert not config_differences(given, written)
+    rotation = {key: written[key] for key in ("rope_theta", "partial_rotary_factor")}
+    assert written["rope_parameters"] == {"rope_type": "default", **rotation}
     differing = config_differences(given, {})
     assert all(" is left out, which is " in difference for difference in differing)
     assert any(difference.startswith("rms_norm_eps") for difference in differing) == (

@@ -109,9 +109,8 @@ def test_a_mixture_of_transformers_is_a_start(model_type: str, text: Path, tmp_p
     settings = {"num_experts": 6} if model_type == "qwen3_moe" else {"n_routed_experts": 6}
     if model_type == "glm4_moe":
         settings |= {"n_shared_experts": 2, "use_qk_norm": True, "routed_scaling_factor": 1.5}
-        settings |= {
-            "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 1.0}
-        }
+        rotation = {"rope_theta": 1e4, "partial_rotary_factor": 1.0}
+        settings |= {"rope_parameters": {**rotation, "rope_type": "default"}, **rotation}
     else:
         settings |= {"norm_topk_prob": True, "mlp_only_layers": [0]}
     theirs = transformers.AutoModelForCausalLM.from_config(
