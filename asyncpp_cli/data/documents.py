@@ -3,21 +3,48 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from hashlib import blake2b
+from typing import NamedTuple
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.threads import need_polars
-from asyncpp_cli.data.parts import LONGEST, LONGEST_LINE, InputPiece, end_of_line, too_long
+from asyncpp_cli.data.parts import (
+    LONGEST,
+    LONGEST_LINE,
+    InputPiece,
+    end_of_line,
+    lines_in,
+    separator_line,
+    too_long,
+)
+from asyncpp_cli.data.sources import begins_as_utf16
+
+_LINE_ENDS = b"\r\n"
 
 
-def documents(piece: InputPiece, *, field: str, separator: str) -> Iterator[bytes]:
-    """The documents of a piece as UTF-8, in order, without empty ones.
+class Document(NamedTuple):
+    """A document, as UTF-8."""
+
+    text: bytes
+    piece: InputPiece
+    number: int
+    """Line, or row of Parquet, at which it begins, counted from 1."""
+
+    def __str__(self) -> str:
+        """Where it is, for messages."""
+        unit = "row" if self.piece.source.kind == "parquet" else "line"
+        return f"{self.piece.source.name}, {unit} {self.number}"
+
+
+def documents(piece: InputPiece, *, field: str, separator: str) -> Iterator[Document]:
+    """The documents of a piece, in order, without empty ones.
 
     Args:
         piece: part of a file to read.
         field: holds the text in JSON lines and Parquet.
-        separator: line that ends a document in a text file. Newlines around a document are dropped.
+        separator: line that ends a document in a text file. Line ends around a document are dropped.
 
     Raises:
         UserError: the piece is not valid; names the file and the line, row or byte.
@@ -29,7 +56,8 @@ def documents(piece: InputPiece, *, field: str, separator: str) -> Iterator[byte
             texts = _from_rows(piece, field)
         case _:
             texts = _from_text(piece, separator)
-    return (text for text in texts if text)
+    for number, text in texts:
+        yield from (Document(part, piece, number) for part in _cut(text) if part)
 
 
 def is_held_out(document: bytes, *, share: float) -> bool:
@@ -37,30 +65,30 @@ def is_held_out(document: bytes, *, share: float) -> bool:
     return int.from_bytes(blake2b(document, digest_size=8).digest(), "big") < share * 2.0**64
 
 
-def _from_text(piece: InputPiece, separator: str) -> Iterator[bytes]:
+def _from_text(piece: InputPiece, separator: str) -> Iterator[tuple[int, bytes]]:
     try:
         piece.content.decode()
     except UnicodeDecodeError as error:
-        line = piece.first + piece.content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{piece.source.name}, line {line}: not UTF-8 text ({error.reason})") from error
-    mark = separator.encode()
+        line = piece.first + lines_in(piece.content[: error.start]) + 1
+        hint = "; convert it: iconv -f UTF-16 -t UTF-8" if begins_as_utf16(piece.content) else ""
+        raise UserError(f"{piece.source.name}, line {line}: not UTF-8 text ({error.reason}){hint}") from error
     # Only a line of its own separates; the same text within a line does not.
-    for text in (b"\n" + piece.content + b"\n").split(b"\n" + mark + b"\n"):
-        text = text.strip(b"\n")
-        while mark and (text == mark or text.startswith(mark + b"\n")):
-            text = text[len(mark) :].strip(b"\n")
-        yield from _cut(text)
+    line = piece.first
+    for text in separator_line(separator).split(b"\n" + piece.content + b"\n"):
+        begin = len(text) - len(text.lstrip(_LINE_ENDS))
+        yield line + lines_in(text[:begin]), text[begin:].removeprefix(BOM_UTF8).strip(_LINE_ENDS)
+        line += lines_in(text) + 1
 
 
 def _cut(text: bytes) -> Iterator[bytes]:
     while len(text) > LONGEST:
         cut = end_of_line(text[:LONGEST])
-        yield text[:cut].strip(b"\n")
+        yield text[:cut].strip(_LINE_ENDS)
         text = text[cut:]
     yield text
 
 
-def _from_lines(piece: InputPiece, field: str) -> Iterator[bytes]:
+def _from_lines(piece: InputPiece, field: str) -> Iterator[tuple[int, bytes]]:
     for number, line in enumerate(piece.content.split(b"\n"), start=piece.first + 1):
         if not line.strip():
             continue
@@ -77,10 +105,10 @@ def _from_lines(piece: InputPiece, field: str) -> Iterator[bytes]:
         text = content[field]
         if not isinstance(text, str):
             raise UserError(f"{where}: the field {field!r} is not text")
-        yield from _cut(text.encode("utf-8", "replace"))
+        yield number, text.encode("utf-8", "replace")
 
 
-def _from_rows(piece: InputPiece, field: str) -> Iterator[bytes]:
+def _from_rows(piece: InputPiece, field: str) -> Iterator[tuple[int, bytes]]:
     need_polars()
     import polars
 
@@ -89,6 +117,6 @@ def _from_rows(piece: InputPiece, field: str) -> Iterator[bytes]:
         texts = table.slice(piece.first, piece.rows).collect()[field]
     except (OSError, polars.exceptions.PolarsError) as error:
         raise UserError(f"{piece.source.name}, rows from {piece.first}: cannot be read ({error})") from error
-    for text in texts:
+    for number, text in enumerate(texts, start=piece.first + 1):
         if text is not None:
-            yield from _cut(text.encode())
+            yield number, text.encode()

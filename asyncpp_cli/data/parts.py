@@ -6,8 +6,10 @@ The cuts depend only on the inputs, not on the number of workers.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.threads import need_polars
@@ -115,7 +117,12 @@ def _texts(source: Source, *, size: int, separator: str) -> Iterator[tuple[Input
             content, buffer = buffer[:cut], buffer[cut:]
             if content:
                 yield InputPiece(source=source, content=content, first=line), len(content), raw.tell() - read
-                line, read = line + content.count(b"\n"), raw.tell()
+                line, read = line + lines_in(content), raw.tell()
+
+
+def lines_in(content: bytes) -> int:
+    """Number of line ends: LF, CRLF or CR."""
+    return content.count(b"\n") + content.count(b"\r") - content.count(b"\r\n")
 
 
 def too_long(source: Source, line: int) -> UserError:
@@ -129,15 +136,32 @@ def _end_of_documents(buffer: bytes, kind: str, separator: str) -> int:
     """The end of the last whole document in `buffer`; 0 if more must be read."""
     if kind == "lines":
         return buffer.rfind(b"\n") + 1
-    mark = f"\n{separator}\n".encode()
-    if (last := buffer.rfind(mark)) >= 0:
-        return last + len(mark)
+    line, looked_at = separator_line(separator), READ
+    while looked_at < 2 * len(buffer):
+        if matches := list(line.finditer(buffer, max(0, len(buffer) - looked_at))):
+            return matches[-1].end()
+        looked_at *= 8
     return end_of_line(buffer[:LONGEST])
+
+
+_BLANK = rb"(?:[ \t\v\f]|\xc2\xa0|\xe3\x80\x80|\xef\xbb\xbf)*"
+"""Spaces that no editor shows, and byte order marks, in UTF-8."""
+
+
+@cache
+def separator_line(separator: str) -> re.Pattern[bytes]:
+    """Matches a line that ends a document, from the end of the line before it up to its own end.
+
+    Lines end in LF, CRLF or CR; spaces around the separator, and a byte order mark, do not matter.
+    """
+    return re.compile(
+        rb"(?:\r?\n|\r(?!\n))" + _BLANK + re.escape(separator.strip().encode()) + _BLANK + rb"(?=[\r\n])"
+    )
 
 
 def end_of_line(text: bytes) -> int:
     """Where to cut a text that is too long: after its last line, else between two characters."""
-    if (last := text.rfind(b"\n")) >= 0:
+    if (last := max(text.rfind(b"\n"), text.rfind(b"\r"))) >= 0:
         return last + 1
     cut = len(text)
     while cut > 1 and text[cut - 1] & 0xC0 == 0x80:

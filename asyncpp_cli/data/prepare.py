@@ -117,6 +117,14 @@ def prepare_data(order: PrepareOrder) -> tuple[Prepared, bool]:
         write_text(order.out / TOKENIZER, tokenizer.text)
     write_json(order.out / UNFINISHED / PLAN, plan)
     records = sorted(_records(order, settings, tokenizer), key=lambda record: record.number)
+    within_lines = sum(record.separators for record in records)
+    if within_lines and within_lines >= sum(
+        split.documents for record in records for split in record.splits.values()
+    ):
+        say(
+            f"note: {order.separator} stands {within_lines:,} times within lines, where it ends no document; "
+            "a document ends with a line of its own (--separator)"
+        )
     content = manifest(records, tokenizer=tokenizer, file=TOKENIZER, plan=plan)
     write_text(order.out / MANIFEST, json.dumps(content, indent=1) + "\n")
     prepared = read_prepared(order.out)
@@ -176,7 +184,7 @@ def _training_text(order: PrepareOrder) -> Iterator[bytes]:
         bytes_left = max(1, TRAIN_ON // len(order.sources))
         for part in parts([source], size=part_size([source]), separator=order.separator, field=order.field):
             for piece in part.pieces:
-                for document in documents(piece, field=order.field, separator=order.separator):
+                for document, *_ in documents(piece, field=order.field, separator=order.separator):
                     if bytes_left > 0 and not is_held_out(document, share=order.validation_share):
                         bytes_left -= len(document)
                         yield document

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import lzma
 import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ def _of_input(name: str) -> Iterator[Source]:
         source = _source(path, name)
         if source.size == 0:
             raise UserError(f"{name} is empty")
+        if _is_binary(source):
+            raise UserError(f"{name} is not text: it has a zero byte (UTF-16? convert it with iconv)")
         yield source
         return
     if path.is_dir():
@@ -89,11 +92,24 @@ def _source(file: Path, name: str) -> Source:
 
 def _readable(source: Source) -> bool:
     """Whether to read a file found in a folder or by a pattern: no binary files, no empty ones."""
-    from stages.data.text import is_text
+    return source.size > 0 and not _is_binary(source)
 
-    if source.size == 0:
+
+def _is_binary(source: Source) -> bool:
+    """Whether what should be text has a zero byte near its start; UTF-16 is refused when it is read."""
+    if source.kind != "text" or source.compression:
         return False
-    return source.kind != "text" or bool(source.compression) or is_text(source.file)
+    try:
+        with source.file.open("rb") as file:
+            start = file.read(1024)
+    except OSError:  # said when it is read
+        return False
+    return b"\0" in start and not begins_as_utf16(start)
+
+
+def begins_as_utf16(content: bytes) -> bool:
+    """Whether it begins with the byte order mark of UTF-16, as files of Windows do."""
+    return content.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from typing import IO, Any, Self
 import numpy as np
 
 from asyncpp_cli.base.atomic_files import write_record
-from asyncpp_cli.data.documents import documents, is_held_out
+from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.data.documents import Document, documents, is_held_out
 from asyncpp_cli.data.parts import InputPart
 from asyncpp_cli.data.tokenizers import BATCH, Bytes, Library, Tokenizer
 from stages.config.records import DamagedError, FileRecord, read_record
@@ -58,6 +59,8 @@ class PartRecord(FileRecord, frozen=True, kw_only=True):
 
     number: int
     splits: dict[str, PartSplit]
+    separators: int = 0
+    """Times that the separator stands within a line of text, where it ends no document."""
 
 
 def record_file(out: Path, number: int) -> Path:
@@ -92,14 +95,20 @@ def tokenize(part: InputPart, *, settings: ShardSettings, tokenizer: Tokenizer, 
     before = np.array([] if start is None else [start], dtype=dtype)
     splits = {name: PartSplit() for name in SPLITS}
     counts = {name: np.zeros(256, dtype=np.int64) for name in SPLITS}
+    mark, separators = settings.separator.strip().encode(), 0
     with ExitStack() as opened:
         shards = {
             name: opened.enter_context(_Shard(out, f"{name}-{part.number:06}.bin", split))
             for name, split in splits.items()
         }
         for batch in _batches(part, settings):
-            for document, tokens in zip(batch, tokenizer.encode(batch), strict=True):
+            encoded = tokenizer.encode([document.text for document in batch])
+            for whole, tokens in zip(batch, encoded, strict=True):
+                document, piece, _ = whole
+                _check_text(whole, tokens, tokenizer)
                 name = SPLITS[is_held_out(document, share=settings.validation_share)]
+                if piece.source.kind == "text" and mark:
+                    separators += document.count(mark)
                 shards[name].write(before, tokens.astype(dtype, copy=False), end)
                 splits[name].documents += 1
                 splits[name].bytes += len(document)
@@ -107,19 +116,34 @@ def tokenize(part: InputPart, *, settings: ShardSettings, tokenizer: Tokenizer, 
         for name, shard in shards.items():
             shard.finish()
             splits[name].byte_counts = counts[name].tolist()
-    record = PartRecord(number=part.number, splits=splits)
+    record = PartRecord(number=part.number, splits=splits, separators=separators)
     write_record(record_file(out, part.number), record)
     return record
 
 
-def _batches(part: InputPart, settings: ShardSettings) -> Iterator[list[bytes]]:
+def _check_text(document: Document, tokens: np.ndarray, tokenizer: Tokenizer) -> None:
+    """Check that a document's text has none of the tokens that begin and end documents.
+
+    Raises:
+        UserError: names the document.
+    """
+    for token in (tokenizer.start_of_document, tokenizer.end_of_document):
+        if token is not None and (places := np.flatnonzero(tokens == token)).size:
+            before = tokenizer.decode(tokens[max(0, places[0] - 20) : places[0]].tolist())
+            raise UserError(
+                f"{document}: {tokenizer.decode([token])!r} behind {before[-20:]!r} is token {token}, which "
+                "begins or ends documents; accepted: text without it, or another --tokenizer"
+            )
+
+
+def _batches(part: InputPart, settings: ShardSettings) -> Iterator[list[Document]]:
     """The documents of a part in batches of about `BATCH` bytes."""
-    batch: list[bytes] = []
+    batch: list[Document] = []
     size = 0
     for piece in part.pieces:
         for document in documents(piece, field=settings.field, separator=settings.separator):
             batch.append(document)
-            size += len(document)
+            size += len(document.text)
             if size >= BATCH:
                 yield batch
                 batch, size = [], 0

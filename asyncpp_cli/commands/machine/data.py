@@ -68,7 +68,7 @@ def prepare(
         raise UserError(f"--validation-share is {validation_share:g}, must be a share between 0 and 1")
     if workers is not None and workers < 1:
         raise UserError(f"--workers is {workers}, must be at least 1")
-    if "\n" in separator:
+    if set("\r\n") & set(separator):
         raise UserError("--separator must be one line")
     order = PrepareOrder(
         sources=find_sources(inputs),

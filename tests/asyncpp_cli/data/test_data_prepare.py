@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 import zstandard
+from support.command_line import asyncpp
 from support.texts import (
     SHARE,
     expected_tokens,
@@ -21,6 +22,8 @@ from support.texts import (
     write_tokenizer,
     written_tokens,
 )
+
+from asyncpp_cli.data import documents, parts, sources
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -138,3 +141,57 @@ def test_documents_and_lines_of_any_length_are_read(tmp_path: Path) -> None:
     assert sum(text.count("word") for text in texts) == 2_000_000
     # One in three of text (cut at most every 4 MiB), three of lines, of which one is cut likewise.
     assert sum(text.count("\0") for text in texts) == 4 + 3 + 4
+
+
+ENDS = {"lf": "\n", "crlf": "\r\n", "cr": "\r"}
+BLANKS = [("", ""), ("", " "), ("\ufeff", "\t"), (" \u00a0", " \ufeff"), ("\u3000", "\f")]
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("separator", ["<|endoftext|>", "", "---"])
+def test_a_separator_is_a_line_however_lines_end_and_whatever_blanks_are_around_it(
+    separator: str, end: str, tmp_path: Path
+) -> None:
+    texts = [text.replace("\n", " ").strip() for text in some_documents(20)]
+    texts[3] += f"{ENDS[end]}{separator or 'x'} within a line, {separator}"
+    lines = [f"{before}{separator}{after}{ENDS[end]}" for before, after in BLANKS]
+    # A byte order mark, separators before the first document and behind the last, and two behind each.
+    content = "\ufeff" + lines[0]
+    for index, text in enumerate(texts):
+        content += f"{text}{ENDS[end]}{lines[index % 5]}{lines[index % 4]}"
+    (tmp_path / "in.txt").write_bytes(content.removesuffix(ENDS[end]).encode())
+    prepared(tmp_path / "in.txt", "--tokenizer", "bytes", "--separator", separator, out=tmp_path / "out")
+    tokens = [token for split in written_tokens(tmp_path / "out").values() for token in split]
+    assert sorted(bytes(tokens).decode().split("\0")[:-1]) == sorted(texts)
+
+
+@pytest.mark.parametrize("separator", ["<|endoftext|>", ""])
+@pytest.mark.parametrize("end", ENDS)
+def test_parts_are_cut_at_separators_however_lines_end(
+    end: str, separator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With parts of a few documents, and reads that end anywhere, also between CR and LF."""
+    texts = [text.replace("\n", " ").strip() for text in some_documents(200)]
+    content = f"{ENDS[end]}{separator}{ENDS[end]}".join(texts).encode()
+    (tmp_path / "in.txt").write_bytes(content)
+    monkeypatch.setattr(parts, "LONGEST", 4000)
+    [source] = sources.find_sources([str(tmp_path / "in.txt")])
+    for size in range(990, 1010):
+        monkeypatch.setattr(parts, "READ", size)
+        pieces = [
+            piece
+            for part in parts.parts([source], size=3000, separator=separator, field="text")
+            for piece in part.pieces
+        ]
+        assert len(pieces) > 5
+        assert b"".join(piece.content for piece in pieces) == content
+        found = [d for piece in pieces for d in documents.documents(piece, field="text", separator=separator)]
+        assert [document.text.decode() for document in found] == texts
+        lines = content.decode().replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        assert [lines[document.number - 1] for document in found] == texts
+
+
+def test_a_separator_within_lines_is_remarked_on(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("<|endoftext|>".join(some_documents(40)))
+    said = asyncpp("data", "prepare", tmp_path / "in.txt", "--tokenizer", "bytes", "--out", tmp_path / "out")
+    assert "<|endoftext|> stands 39 times within lines, where it ends no document" in said.errors

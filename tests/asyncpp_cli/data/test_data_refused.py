@@ -29,6 +29,9 @@ def break_line(file: Path) -> None:
         ("x.jsonl", None, ["--field", "body"], ["x.jsonl, line 1: no field 'body'", "id, text"]),
         ("x.jsonl", None, ["--field", "id"], ["x.jsonl, line 1: the field 'id' is not text"]),
         ("x.txt", lambda file: file.write_bytes(b"a\nb\nc\xff\n"), [], ["x.txt, line 3: not UTF-8"]),
+        ("x.txt", lambda file: file.write_bytes(b"a\rb\rc\xff\r"), [], ["x.txt, line 3: not UTF-8"]),
+        ("x.txt", lambda file: file.write_bytes("a\nb".encode("utf-16")), [], ["line 1: not UTF-8", "iconv"]),
+        ("x.txt", lambda file: file.write_bytes("a\nb".encode("utf-16-le")), [], ["x.txt is not text"]),
         ("x.txt", lambda file: file.write_bytes(b""), [], ["is empty"]),
         ("x.txt", lambda file: file.write_bytes(b"\n\n"), [], ["hold no text"]),
         ("x.txt", Path.unlink, [], ["x.txt does not exist", "pattern"]),
@@ -64,6 +67,9 @@ def break_line(file: Path) -> None:
         ),
         ("x.jsonl", None, ["--tokenizer", "bpe"], ["--tokenizer bpe", "accepted: bytes"]),
         ("x.jsonl", None, ["--tokenizer", "train:100"], ["train:100", "at least 257"]),
+        ("x.jsonl", None, ["--separator", "a\rb"], ["--separator must be one line"]),
+        ("x.jsonl", None, ["--start-of-document", "<s>"], ["tokenizer.json has no token <s>"]),
+        ("x.jsonl", None, ["--tokenizer", "bytes", "--start-of-document", "<s>"], ["--start-of-document"]),
         ("x.jsonl", None, ["--end-of-document", "<end>"], ["tokenizer.json has no token <end>"]),
         ("x.jsonl", None, ["--validation-share", "1"], ["--validation-share is 1"]),
         ("x.jsonl", None, ["--workers", "0"], ["--workers is 0"]),
@@ -127,3 +133,29 @@ def test_a_missing_library_is_named_with_what_installs_it(
     said = refusal("data", "prepare", tmp_path / name, *options, remarks=int(missing == "tokenizers"))
     assert f"needs the package {missing}" in said
     assert 'pip install "asyncpp[data]"' in said
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.parquet"])
+def test_a_text_with_the_token_that_ends_a_document_is_refused_by_place(name: str, tmp_path: Path) -> None:
+    """A null character of bytes; of other tokenizers a word, if that was chosen as the end."""
+    import polars
+
+    texts = ["first", "second\nline", "\n" * 2000 + "before the end", "last"]
+    for bad, options in (
+        ("\0", ["--tokenizer", "bytes"]),
+        ("o", ["--tokenizer", tmp_path / "t.json", "--end-of-document", "o"]),
+    ):
+        write_tokenizer(tmp_path / "t.json")
+        given = [text.replace("end", f"e{bad}") for text in texts]
+        write_lines(tmp_path / "x.jsonl", given)
+        (tmp_path / "x.txt").write_text("\n<|endoftext|>\n".join(given))
+        polars.DataFrame({"text": given}).write_parquet(tmp_path / "x.parquet")
+        said = refusal(
+            "data", "prepare", tmp_path / name, *options, "--out", tmp_path / "out", "--workers", "1"
+        )
+        place = {"x.txt": "line 2006", "x.jsonl": "line 3", "x.parquet": "row 3"}[name]
+        if bad == "\0":
+            assert f"{name}, {place}: {bad!r} behind " in said
+            assert "before the e' is token 0" in said
+        assert "which begins or ends documents" in said
+        assert not (tmp_path / "out" / "manifest.json").exists()
