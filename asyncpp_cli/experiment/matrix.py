@@ -18,6 +18,7 @@ from msgspec import structs
 from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.confirmed_code import NOTHING, Confirmed, check_confirmed
+from asyncpp_cli.experiment.interpolation import is_interpolated, resolve
 from asyncpp_cli.experiment.shipped import recommended_settings, template_names
 from asyncpp_cli.experiment.speed_runs import loss_givers
 from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, settings_of
@@ -30,6 +31,7 @@ from asyncpp_cli.runs.settings import (
     config_hash,
     copy_of,
     get,
+    typed,
     unset_keys,
 )
 from stages.config.run_config import RunConfig, trained_paths
@@ -184,24 +186,32 @@ def _axis_keys(template: Template) -> list[str]:
 def _configs(template: Template) -> Iterator[tuple[RunConfig, Settings]]:
     """Each cell's configuration, and the settings of the template that it has."""
     base = RunConfig()
-    _apply(base, template.base, template, where="")
+    base_layer = _apply(base, template.base, {}, template, where="")
     points: Iterator[tuple[Settings, bool]] = itertools.chain(
         ((point, True) for point in _product(template)), ((point, False) for point in template.include)
     )
     for point, in_product in points:
         config = copy_of(base)
-        _apply(config, point, template, where="matrix: " if in_product else "include: ")
-        if in_product and any(_matches(config, condition, template) for condition in template.exclude):
+        pending = _apply(config, point, base_layer, template, where="matrix: " if in_product else "include: ")
+        if in_product and any(_matches(config, pending, each, template) for each in template.exclude):
             continue
         settings = template.base | point
         for override in template.overrides:
-            if _matches(config, override.when, template):
-                _apply(config, override.set, template, where="overrides: ")
+            if _matches(config, pending, override.when, template):
+                pending = _apply(config, override.set, pending, template, where="overrides: ")
                 settings |= override.set
-        if "model" in settings:
-            recommended = recommended_settings(settings["model"], template.folder)
+        model = settings.get("model")
+        shape = model if isinstance(model, Mapping) else {}
+        named = shape.get("base") if shape else model
+        if named is not None:
+            recommended = recommended_settings(str(named), template.folder)
             given_keys = {SHORTHANDS.get(key, key) for key in settings}
             assign(config, {key: value for key, value in recommended.items() if key not in given_keys})
+        _set_interpolated(config, pending, template)
+        if not config.model.name:
+            start = f"{Path(shape['base']).stem}-" if "base" in shape else ""
+            config.model.name = f"{start}{config.model.layers}x{config.model.width}"
+        settings = settings | {f"model.{key}": value for key, value in shape.items()}
         if config.data.path is not None:
             # A job may start in another working folder.
             config.data.path = str(Path(config.data.path).expanduser().absolute())
@@ -321,32 +331,83 @@ def _product(template: Template) -> Iterator[Settings]:
         yield point
 
 
-def _apply(config: RunConfig, settings: Settings, template: Template, *, where: str) -> None:
+def _apply(
+    config: RunConfig, settings: Settings, pending: Settings, template: Template, *, where: str
+) -> Settings:
+    """Set settings of a cell, but for interpolated ones.
+
+    Args:
+        config: of the cell; changed.
+        settings: to set.
+        pending: interpolated settings that were given before.
+        template: of the cell.
+        where: in the template, for messages.
+
+    Returns:
+        The interpolated settings that hold now.
+    """
     # Shorthands first: `model` sets a whole section, which `model.layers` then changes in part.
     for key in sorted(settings, key=lambda key: "." in key):
+        value = settings[key]
         try:
-            assign(config, settings_of(key, settings[key], folder=template.folder))
+            if key == "model":
+                pending = {known: each for known, each in pending.items() if not known.startswith("model.")}
+                value = _resolved_model(value, config, template)
+            known = settings_of(key, value, folder=template.folder)
+            plain = {name: each for name, each in known.items() if not is_interpolated(each)}
+            pending = {name: each for name, each in pending.items() if name not in plain}
+            if len(plain) < len(known):
+                pending |= {name: each for name, each in known.items() if name not in plain}
+            assign(config, plain)
         except SettingError as error:
             raise UserError(f"{template.source}: {where}{error.key}: {error}") from error
+    return pending
 
 
-def _matches(config: RunConfig, condition: Mapping[str, Any], template: Template) -> bool:
-    """Whether the configuration has the condition's value, or one of its values, for each key."""
-    return all(_matches_key(config, key, accepted, template) for key, accepted in condition.items())
+def _resolved_model(value: Any, config: RunConfig, template: Template) -> Any:
+    """A model, or the one that a shape starts from, by name."""
+    if isinstance(value, Mapping) and "base" in value:
+        return {**value, "base": _resolved_model(value["base"], config, template)}
+    if isinstance(value, str) and is_interpolated(value):
+        return resolve({"model.name": value}, config, template.variables)["model.name"]
+    return value
 
 
-def _matches_key(config: RunConfig, key: str, accepted: Any, template: Template) -> bool:
+def _set_interpolated(config: RunConfig, pending: Settings, template: Template) -> None:
+    """Set what refers to other settings, when these are known."""
+    if not pending:
+        return
+    try:
+        assign(config, resolve(pending, config, template.variables))
+    except SettingError as error:
+        written = pending.get(error.key)
+        by = f" ({written})" if isinstance(written, str) and written not in str(error) else ""
+        raise UserError(f"{template.source}: {error.key}: {error}{by}") from error
+
+
+def _matches(config: RunConfig, pending: Settings, condition: Mapping[str, Any], template: Template) -> bool:
+    """Whether a cell has the condition's value, or one of its values, for each key."""
+    return all(_has_value(config, pending, key, value, template) for key, value in condition.items())
+
+
+def _has_value(config: RunConfig, pending: Settings, key: str, accepted: Any, template: Template) -> bool:
     dotted = SHORTHANDS.get(key, key)
-    actual = get(config, dotted)
+
+    def plain(value: Any) -> Any:
+        if not is_interpolated(value):
+            return settings_of(key, value, folder=template.folder)[dotted]
+        return typed(dotted, resolve({**pending, dotted: value}, config, template.variables)[dotted])
+
     is_list = isinstance(accepted, list)
     is_one_list_value = is_list and dotted in LIST_KEYS and accepted and isinstance(accepted[0], int | float)
-    for value in accepted if is_list and not is_one_list_value else [accepted]:
-        try:
-            if actual == settings_of(key, value, folder=template.folder)[dotted]:
-                return True
-        except SettingError as error:
-            raise UserError(f"{template.source}: {error.key}: {error}") from error
-    return False
+    try:
+        actual = plain(pending[dotted]) if dotted in pending else get(config, dotted)
+        return any(
+            actual == plain(value)
+            for value in (accepted if is_list and not is_one_list_value else [accepted])
+        )
+    except SettingError as error:
+        raise UserError(f"{template.source}: {error.key}: {error}") from error
 
 
 def run_id(axes: Mapping[str, Any], digest: str) -> str:

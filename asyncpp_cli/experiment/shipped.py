@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.experiment.interpolation import resolved_file
 from asyncpp_cli.experiment.yaml_data import read_mapping
-from asyncpp_cli.runs.settings import SettingError, flatten, typed, unset_keys
+from asyncpp_cli.runs.settings import SettingError, flatten, holds_text, typed, unset_keys
 from stages.config.run_config import RunConfig
 
 TEMPLATES_FOLDER = Path(__file__).parents[2] / "templates"
@@ -53,6 +54,25 @@ def find_template(folder: str, name: str, *, beside: Path | None) -> Path:
     )
 
 
+MODEL_SHAPE = frozenset(
+    key.removeprefix("model.") for key in unset_keys(RunConfig()) if key.startswith("model.")
+) - {"name"}
+"""Keys of a model that have no default."""
+
+
+def read_model(file: Path) -> dict[str, Any]:
+    """The content of a model's file, with its interpolations resolved.
+
+    Raises:
+        UserError: the file is not a mapping of data.
+    """
+
+    def holds(place: tuple[str, ...], _: object) -> bool:
+        return holds_text(".".join(place[1:] if place[0] == RECOMMENDED else ("model", *place)))
+
+    return resolved_file(read_mapping(file, holds_text=holds), where=str(file))
+
+
 @functools.cache
 def model_settings(name: str, beside: Path | None) -> dict[str, Any]:
     """The settings `model.*` of a model template.
@@ -61,15 +81,14 @@ def model_settings(name: str, beside: Path | None) -> dict[str, Any]:
         UserError: there is no such template, or it is not a model.
     """
     file = find_template("models", name, beside=beside)
-    content = {"name": file.stem} | read_mapping(file)
+    content = {"name": file.stem} | read_model(file)
     content.pop(RECOMMENDED, None)
     try:
         settings = {f"model.{key}": typed(f"model.{key}", value) for key, value in content.items()}
     except SettingError as error:
         raise UserError(f"{file}: {error.key.removeprefix('model.')}: {error}") from error
-    required = {key for key in unset_keys(RunConfig()) if key.startswith("model.")}
-    if missing := sorted(required - settings.keys()):
-        raise UserError(f"{file}: {missing[0].removeprefix('model.')} is not set")
+    if missing := sorted(MODEL_SHAPE - content.keys()):
+        raise UserError(f"{file}: {missing[0]} is not set")
     return settings
 
 
@@ -81,7 +100,7 @@ def recommended_settings(name: str, beside: Path | None) -> dict[str, Any]:
         UserError: there is no such template, or it recommends a key that it may not.
     """
     file = find_template("models", name, beside=beside)
-    content = read_mapping(file).get(RECOMMENDED) or {}
+    content = read_model(file).get(RECOMMENDED) or {}
     if not isinstance(content, dict):
         raise UserError(f"{file}: {RECOMMENDED} must map keys to values")
     try:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from asyncpp_cli.experiment.interpolation import environment_of
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.run_data import paths_of
+from asyncpp_cli.experiment.template import Template
 from optimizers import CORRECTIONS
 from schedules import analyze
 from stages.config.segments import segment_program
@@ -21,6 +24,12 @@ def notes(cells: Sequence[ResolvedCell]) -> list[str]:
         *_small_validation(cells),
         *_ineffective_corrections(cells),
     ]
+
+
+def environment_notes(template: Template) -> list[str]:
+    """What a template's runs hold of the environment, one line for each variable."""
+    names = [name for name in environment_of(vars(template)) if name in os.environ]
+    return [f"{name} is {os.environ[name]!r} in the configurations, and stays so" for name in names]
 
 
 def _speed_runs(cells: Sequence[ResolvedCell]) -> list[str]:

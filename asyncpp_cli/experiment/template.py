@@ -1,4 +1,4 @@
-"""Experiment templates: reads their files and applies changes from the command line."""
+"""Experiment templates: reads their files, the templates that these start from, and applies changes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.experiment.shipped import find_template, model_settings
+from asyncpp_cli.experiment.interpolation import is_interpolated
+from asyncpp_cli.experiment.shipped import MODEL_SHAPE, find_template, model_settings
 from asyncpp_cli.experiment.yaml_data import parse_value, read_mapping
-from asyncpp_cli.runs.settings import LIST_KEYS, SECTIONS, SettingError, check_key, flatten, typed
+from asyncpp_cli.runs.settings import (
+    LIST_KEYS,
+    SECTIONS,
+    SettingError,
+    check_key,
+    flatten,
+    holds_text,
+    typed,
+)
 
 Settings = dict[str, Any]
 """A value for each key (dotted, or a shorthand)."""
@@ -23,10 +33,23 @@ SHORTHANDS = {
     "error_feedback": "error_feedback.coefficient",
     "model": "model.name",
 }
-"""Keys that a section's name alone stands for; `model` also sets its whole section, from a model template."""
+"""Keys that a section's name alone stands for; `model` also sets its whole section, from a model template or
+from a mapping with the model's shape."""
 
 _LONG_FORMS = {dotted: shorthand for shorthand, dotted in SHORTHANDS.items()}
-_OWN_KEYS = ("name", "description", "matrix", "zip", "include", "exclude", "overrides", "speed_steps")
+_OWN_KEYS = (
+    "name",
+    "description",
+    "base",
+    "variables",
+    "matrix",
+    "zip",
+    "include",
+    "exclude",
+    "overrides",
+    "speed_steps",
+)
+_AXES_AND_CASES = ("matrix", "zip", "include", "exclude", "overrides", "set", "when")
 
 _FEWEST_SPEED_STEPS = 10
 """Fewer say little about a speed."""
@@ -50,6 +73,8 @@ class Template:
     """The file's folder; relative paths of model files are resolved against it first."""
     name: str
     description: str
+    variables: dict[str, Any]
+    """What `${variables.NAME}` stands for; no settings."""
     base: Settings
     matrix: dict[str, list[Any]]
     """Values of each axis; the cells are their product."""
@@ -78,13 +103,41 @@ def settings_of(key: str, value: Any, *, folder: Path) -> Settings:
         UserError: the model is unknown.
     """
     if key == "model":
+        if isinstance(value, Mapping):
+            own = {f"model.{name}": each for name, each in value.items() if name != "base"}
+            base = model_settings(str(value["base"]), folder) if "base" in value else {}
+            # `matrix.default_model_name` replaces it, once the shape is known.
+            return {
+                "model.name": "",
+                **{name: each for name, each in base.items() if name != "model.name"},
+            } | own
         if not isinstance(value, str):
-            raise SettingError(key, f"takes a model's name or file, not {value!r}")
+            raise SettingError(key, f"takes a model's name, file or shape, not {value!r}")
         return model_settings(value, folder)
     if key == "error_feedback" and isinstance(value, bool):
         value = 1.0 if value else 0.0
     dotted = SHORTHANDS.get(key, key)
-    return {dotted: typed(dotted, value)}
+    return {dotted: value if is_interpolated(value) else typed(dotted, value)}
+
+
+def parse_setting(key: str, text: str) -> Any:
+    """The value in `KEY=TEXT`, read as YAML; as it is written, where the key holds text.
+
+    Raises:
+        UserError: the text is not YAML, or holds more than data.
+    """
+    place = tuple(key.split("."))
+    return parse_value(text, where=f"{key}=", holds_text=lambda inner, _: _holds_text((*place, *inner)))
+
+
+def _holds_text(place: tuple[str, ...], _: object = None) -> bool:
+    """Whether a place in a template holds text; see `yaml_data.HoldsText`."""
+    if place in (("name",), ("description",), ("base",)):
+        return True
+    while place and place[0] in _AXES_AND_CASES:
+        place = place[1:]
+    key = ".".join(place)
+    return key == "model.base" or holds_text(SHORTHANDS.get(key, key))
 
 
 def load(name: str, changes: Iterable[str]) -> Template:
@@ -93,12 +146,35 @@ def load(name: str, changes: Iterable[str]) -> Template:
     Raises:
         UserError: there is no such template, or its content or a change is not accepted.
     """
-    file = find_template("experiments", name, beside=None)
-    content = read_mapping(file)
-    template = _read(content, file=file)
+    template = _loaded(find_template("experiments", name, beside=None), ())
     for change in changes:
         template = _changed(template, change)
     return template
+
+
+def _loaded(file: Path, heirs: tuple[Path, ...]) -> Template:
+    """The template in a file, over the one that it starts from.
+
+    Args:
+        file: of the template.
+        heirs: the files that start from this one.
+    """
+    if file.resolve() in heirs:
+        raise UserError(f"{file}: base: the template starts from itself")
+    content = read_mapping(file, holds_text=_holds_text)
+    if (base := content.pop("base", None)) is None:
+        return _read(content, file=file)
+    start = find_template("experiments", _text(base, where=f"{file}: base"), beside=file.parent)
+    below = _content(_loaded(start, (*heirs, file.resolve())), beside=file.parent)
+    own = _read(content, file=file)
+    changed = {key: value for key, value in _content(own).items() if key in content and key in _OWN_KEYS}
+    named = {"name": own.name, "description": own.description}
+    merged: Any = OmegaConf.to_container(OmegaConf.merge(below, changed, named))
+    if "speed_steps" in content and own.speed_steps is None:
+        merged.pop("speed_steps", None)
+    for key, value in own.base.items():
+        _set_everywhere(merged, key, value)
+    return _read(merged, file=file)
 
 
 def _read(content: dict[str, Any], *, file: Path) -> Template:
@@ -109,6 +185,7 @@ def _read(content: dict[str, Any], *, file: Path) -> Template:
         folder=file.parent,
         name=_text(content.get("name", file.stem), where=f"{where}: name"),
         description=_text(content.get("description", ""), where=f"{where}: description"),
+        variables=_variables(content.get("variables") or {}, where=f"{where}: variables"),
         base=base,
         matrix=_axes(content.get("matrix") or {}, where=f"{where}: matrix"),
         zip=_zips(content.get("zip") or [], where=f"{where}: zip"),
@@ -137,6 +214,17 @@ def _text(value: Any, *, where: str) -> str:
     return value
 
 
+def _variables(content: Any, *, where: str) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise UserError(f"{where} must map names to values, not {content!r}")
+    for name, value in content.items():
+        if not name.isidentifier() or isinstance(value, Mapping):
+            raise UserError(
+                f"{where}.{name}: accepted: a name of letters, digits and _, with one value or a list"
+            )
+    return content
+
+
 def _speed_steps(value: Any, *, where: str) -> int | None:
     if value is None or (type(value) is int and value >= _FEWEST_SPEED_STEPS):
         return value
@@ -154,17 +242,25 @@ def _list_of(read: Any, entries: Any, *, where: str) -> list[Any]:
 def _settings(content: Any, *, where: str) -> Settings:
     if not isinstance(content, Mapping):
         raise UserError(f"{where} must map keys to values, not {content!r}")
+    content = dict(content)
+    model = content.get("model")
+    is_shape = isinstance(model, dict) and ("base" in model or model.keys() >= MODEL_SHAPE)
+    if is_shape:
+        del content["model"]
     try:
         flat = flatten(content)
     except SettingError as error:
         raise UserError(f"{where}: {error.key}: {error}") from error
-    return _canonical_keys(flat, where=where)
+    return _canonical_keys(flat | ({"model": model} if is_shape else {}), where=where)
 
 
 def _condition(content: Any, *, where: str) -> dict[str, Any]:
     if not content:
         raise UserError(f"{where} names no key, so it would match every cell")
-    return _settings(content, where=where)
+    condition = _settings(content, where=where)
+    if isinstance(condition.get("model"), Mapping):
+        raise UserError(f"{where}: model: takes a name, or a list of names, in a condition")
+    return condition
 
 
 def _canonical_keys(settings: Mapping[str, Any], *, where: str) -> dict[str, Any]:
@@ -211,26 +307,51 @@ def _zips(content: Any, *, where: str) -> list[dict[str, list[Any]]]:
 def _override(content: Any, *, where: str) -> Override:
     if not isinstance(content, Mapping) or not content.keys() <= {"when", "set"} or "set" not in content:
         raise UserError(f"{where} must have `set` and may have `when`, nothing else")
-    when = _settings(content["when"], where=f"{where}.when") if content.get("when") else {}
+    when = _condition(content["when"], where=f"{where}.when") if content.get("when") else {}
     return Override(when=when, set=_settings(content["set"], where=f"{where}.set"))
 
 
 def _changed(template: Template, change: str) -> Template:
-    key, equals, text = change.partition("=")
-    if not equals or not key:
-        raise UserError(f"{change!r} is not KEY=VALUE, as in train.steps=300 or matrix.seed=[0,1]")
-    value = parse_value(text, where=f"{key}=")
+    """The template after a change: KEY=VALUE, +KEY=VALUE (the same) or ~KEY, which removes."""
     content = _content(template)
+    if change.startswith("~") and "=" not in change:
+        _remove(content, change.removeprefix("~"))
+        return _read(content, file=Path(template.source))
+    key, equals, text = change.removeprefix("+").partition("=")
+    if not equals or not key:
+        raise UserError(
+            f"{change!r} is not KEY=VALUE, as in train.steps=300 or 'matrix.seed=[0,1]', nor ~KEY (to remove)"
+        )
+    value = parse_setting(key, text)
     section, _, rest = key.partition(".")
+    if key == "base":
+        raise UserError(f"{change}: set base in a template's file")
     if key in _OWN_KEYS:
         content[key] = value
-    elif section == "matrix":
-        content["matrix"][canonical(rest)] = value
+    elif section in ("matrix", "variables"):
+        content[section][canonical(rest)] = value
     elif section in _OWN_KEYS:
         raise UserError(f"{change}: set {section} as a whole ({section}=...)")
     else:
         _set_everywhere(content, canonical(key), value)
     return _read(content, file=Path(template.source))
+
+
+def _remove(content: dict[str, Any], given: str) -> None:
+    """Remove a key of the template, or a setting wherever the template sets it."""
+    section, _, rest = given.partition(".")
+    if section in ("matrix", "variables") and rest:
+        places, key = [content[section]], canonical(rest)
+    elif section in _OWN_KEYS:
+        places, key = [content], given
+    else:
+        cases = (case["set"] for case in content["overrides"])
+        places, key = [content, content["matrix"], *content["include"], *cases], canonical(given)
+    found = [place for place in places if key in place]
+    for place in found:
+        del place[key]
+    if not found:
+        raise UserError(f"~{given}: this template does not set {given}")
 
 
 def _set_everywhere(content: dict[str, Any], key: str, value: Any) -> None:
@@ -239,12 +360,15 @@ def _set_everywhere(content: dict[str, Any], key: str, value: Any) -> None:
         raise UserError(f"{key} takes one value; for an axis write matrix.{key}=[...]")
     if any(key in group for group in content["zip"]):
         raise UserError(f"{key} is an axis of zip in this template: set zip as a whole (zip=...)")
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and key != "model":
         raise UserError(f"{key} takes one value; set one key of the section, as in train.steps=300")
-    content[key] = value
+    section, _, name = key.partition(".")
+    if section == "model" and name and isinstance(content.get("model"), dict):
+        content["model"][name] = value
+    else:
+        content[key] = value
     if key in content["matrix"]:
         content["matrix"][key] = [value]
-    section = key.partition(".")[0]
     settings_of_some_cells = [
         content["matrix"],
         *content["zip"],
@@ -255,10 +379,19 @@ def _set_everywhere(content: dict[str, Any], key: str, value: Any) -> None:
         content["overrides"].append({"set": {key: value}})
 
 
-def _content(template: Template) -> dict[str, Any]:
-    """The template as the mapping that a template file holds."""
+def _content(template: Template, *, beside: Path | None = None) -> dict[str, Any]:
+    """The template as the mapping that a template file holds.
+
+    Args:
+        template: to write.
+        beside: the folder of the file; None: the template's own.
+    """
     content = asdict(template)
     del content["source"], content["folder"]
+    if beside is not None and beside != template.folder:
+        for settings in (content["base"], content["matrix"], *content["include"]):
+            if "model" in settings:
+                settings["model"] = _moved(settings["model"], template.folder)
     if template.speed_steps is None:
         del content["speed_steps"]
     content |= content.pop("base")
@@ -267,6 +400,15 @@ def _content(template: Template) -> dict[str, Any]:
         for override in content["overrides"]
     ]
     return content
+
+
+def _moved(model: Any, folder: Path) -> Any:
+    """A model, a list of models or a model's shape, with paths relative to a folder made absolute."""
+    if isinstance(model, list):
+        return [_moved(each, folder) for each in model]
+    if isinstance(model, dict):
+        return model | {"base": _moved(model["base"], folder)} if "base" in model else model
+    return str((folder / model).absolute()) if (folder / str(model)).is_file() else model
 
 
 def text_of(template: Template) -> str:

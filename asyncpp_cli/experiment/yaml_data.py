@@ -1,25 +1,35 @@
-"""Reads YAML as plain data: no tags, aliases, interpolations or repeated keys."""
+"""Reads YAML as OmegaConf does, as plain data: no tags of Python, no repeated keys; interpolations stay text.
+
+Where a key holds text, a value is what was written: `007` and `1.10` are not 7 and 1.1.
+"""
 
 from __future__ import annotations
 
-import json
+import io
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from asyncpp_cli.base.errors import UserError
 from stages.config.records import read_text
 
+HoldsText = Callable[[tuple[str, ...], bool | int | float], bool]
+"""Whether a place holds text, given the keys that lead there and what OmegaConf reads there."""
+
 _LARGEST = 4 * 2**20
-
+_MOST_VALUES = 100_000
+"""Aliases make a small file a large one."""
 _HASH = "\ufffd"
-"""Replaces # to parse a text as if it had no comments."""
+"""Replaces # to read a text as if it had no comments."""
 
 
-def read_mapping(file: Path) -> dict[str, Any]:
+def read_mapping(file: Path, *, holds_text: HoldsText) -> dict[str, Any]:
     """The mapping in a YAML file; all keys are text.
 
     Raises:
@@ -30,127 +40,117 @@ def read_mapping(file: Path) -> dict[str, Any]:
         text = read_text(file, most=_LARGEST)
     except FileNotFoundError as error:
         raise UserError(f"{file} cannot be read ({error.strerror})") from error
-    content = _parse(text, where=str(file))
+    content = _read(text, where=str(file), holds_text=holds_text)
     if not isinstance(content, dict):
         raise UserError(f"{file} holds no mapping of keys to values")
     return content
 
 
-def parse_value(text: str, *, where: str) -> Any:
+def parse_value(text: str, *, where: str, holds_text: HoldsText) -> Any:
     """A value of the command line, read as YAML: `[0,1]`, `2e-3`, `true`.
+
+    Args:
+        text: to read.
+        where: for messages.
+        holds_text: whether a place within the value holds text.
 
     Raises:
         UserError: the text is not YAML, or holds more than data.
     """
     if not text.strip():
         raise UserError(f"{where}: there is no value; write null if none is meant")
-    # As the item of a list, a bare word is a value.
-    content = _parse(f"- {text}\n", where=where)
+
+    def read(text: str) -> Any:
+        # As the item of a list, a bare word is a value.
+        return _read(f"- {text}\n", where=where, holds_text=holds_text)
+
+    content = read(text)
     if not isinstance(content, list) or len(content) != 1:
         raise UserError(f"{where}: {text!r} is not one value")
-    if "#" in text and content != _without_comments(text, where=where):
+    if "#" in text and repr(content) != repr(read(text.replace("#", _HASH))).replace(_HASH, "#"):
         raise UserError(f"{where}: in {text!r} what follows # would be a comment; put the value into quotes")
     return content[0]
 
 
-def _without_comments(text: str, *, where: str) -> Any:
-    content = _parse(f"- {text.replace('#', _HASH)}\n", where=where)
-    return json.loads(json.dumps(content, ensure_ascii=False).replace(_HASH, "#"))
+class _AsWritten(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Every value but null is the text that stands in the file."""
 
 
-class _Loader(yaml.SafeLoader):
-    """Builds plain data. Unlike PyYAML's own loader it reads 2e-3 as a number and dates as text, and refuses
-    repeated keys."""
-
-    where = ""
-    """What is read, for messages."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        where = f"{self.where}, line {event.start_mark.line + 1}"
-        if (tag := getattr(event, "tag", None)) is not None:
-            raise UserError(f"{where}: the tag {tag} is not accepted; this is data only")
-        if isinstance(event, yaml.ScalarEvent) and event.implicit[0]:
-            _refuse_odd_number(event.value, where=where)
-        if isinstance(event, yaml.AliasEvent):
-            raise UserError(f"{where}: aliases (*{event.anchor}) are not accepted")
-        return super().compose_node(parent, index)
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        known = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in known:
-                problem = f"found duplicate key {key.value}"
-                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
-            known.add(key.value)
-        return node
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, pattern)
-        for tag, pattern in resolvers
-        if tag not in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float")
-    ]
+_AsWritten.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$"
-        r"|\.(nan|NaN|NAN)$",
-        re.ASCII,
-    ),
-    list("-+.0123456789"),
-)
 
 
-def _parse(text: str, *, where: str) -> Any:
+def _read(text: str, *, where: str, holds_text: HoldsText) -> Any:
     try:
-        loader = _Loader(text)
-        loader.where = where
-        content = loader.get_single_data()
+        loader = _AsWritten(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return {}
+            if _count(node, {}) > _MOST_VALUES:
+                raise UserError(
+                    f"{where}: has more than {_MOST_VALUES:,} values, counting what aliases repeat"
+                )
+            written = loader.construct_document(node)
+        finally:
+            loader.dispose()
+        if not isinstance(written, dict | list):
+            return written
+        content = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark is not None else ""
-        raise UserError(f"{where}{place}: not YAML ({getattr(error, 'problem', None) or error})") from error
-    # ValueError: a number of thousands of digits.
-    except (RecursionError, ValueError) as error:
-        raise UserError(f"{where} is not accepted: {error}") from error
-    _check(content, where=where)
-    return {} if content is None else content
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"{where}{place}: not YAML ({problem})") from error
+    # ValueError: a number of thousands of digits. LookupError: a tag without its value.
+    except (OmegaConfBaseException, RecursionError, ValueError, TypeError, LookupError) as error:
+        raise UserError(f"{where} is not accepted: {str(error).splitlines()[0]}") from error
+    return _checked(content, written, (), where=where, holds_text=holds_text)
 
 
-def _refuse_odd_number(text: str, *, where: str) -> None:
-    """Refuse text that YAML 1.1 reads as an unexpected number: 1:30 as 90, 017 as 15.
-
-    Raises:
-        UserError: the text is such a number.
-    """
-    if _SEXAGESIMAL.fullmatch(text):
-        meaning = "minutes and seconds, so as a number of seconds"
-    elif _OCTAL.fullmatch(text) and int(digits := text.replace("_", ""), 8) != int(digits):
-        meaning = f"a number to the base eight, {int(digits, 8)}"
-    else:
-        return
-    raise UserError(f"{where}: {text} would be read as {meaning}; write the number itself, or text in quotes")
+def _count(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
+    """Number of values that a node stands for; infinite, if it holds itself."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if node not in known:
+        known[node] = math.inf
+        inner = (each for pair in node.value for each in (pair if isinstance(pair, tuple) else (pair,)))
+        known[node] = 1 + sum(_count(each, known) for each in inner)
+    return known[node]
 
 
 _SEXAGESIMAL = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 _OCTAL = re.compile(r"[-+]?0[0-7_]*[0-7]")
 
 
-def _check(content: Any, *, where: str) -> None:
-    if isinstance(content, Mapping):
-        for key, value in content.items():
+def _checked(value: Any, written: Any, place: tuple[str, ...], *, where: str, holds_text: HoldsText) -> Any:
+    """A value with text as it was written, given as OmegaConf reads it and as it was written."""
+    if isinstance(value, dict):
+        for key in value:
             if not isinstance(key, str):
                 raise UserError(f"{where}: the key {key!r} is not text")
-            _check(value, where=where)
-    elif isinstance(content, list):
-        for value in content:
-            _check(value, where=where)
-    elif isinstance(content, str) and "${" in content:
-        raise UserError(f"{where}: {content!r} asks for an interpolation; write the value itself")
-    elif not isinstance(content, str | int | float | bool | None):
-        raise UserError(f"{where}: {content!r} is neither text nor a number")
+        return {
+            key: _checked(each, written[key], (*place, key), where=where, holds_text=holds_text)
+            for key, each in value.items()
+        }
+    if isinstance(value, list):
+        return [
+            _checked(each, as_written, place, where=where, holds_text=holds_text)
+            for each, as_written in zip(value, written, strict=True)
+        ]
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, int | float):
+        raise UserError(f"{where}: {value!r} is neither text nor a number")
+    if holds_text(place, value):
+        return written
+    at = ": ".join([where, *([".".join(place)] if place else [])])
+    if _SEXAGESIMAL.fullmatch(written):
+        meaning = "minutes and seconds, so as a number of seconds"
+    elif _OCTAL.fullmatch(written) and value != int(written.replace("_", "")):
+        meaning = f"a number to the base eight, {value}"
+    else:
+        return value
+    raise UserError(f"{at}: {written} would be read as {meaning}; write the number itself, or text in quotes")

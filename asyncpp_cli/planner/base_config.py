@@ -10,9 +10,13 @@ from typing import Any
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.confirmed_code import Confirmed, check_confirmed, confirmed
 from asyncpp_cli.experiment.matrix import expand
-from asyncpp_cli.experiment.shipped import model_settings, recommended_settings, template_names
-from asyncpp_cli.experiment.template import load, settings_of
-from asyncpp_cli.experiment.yaml_data import parse_value, read_mapping
+from asyncpp_cli.experiment.shipped import (
+    model_settings,
+    read_model,
+    recommended_settings,
+    template_names,
+)
+from asyncpp_cli.experiment.template import load, parse_setting, settings_of
 from asyncpp_cli.runs.settings import SettingError, assign
 from stages.config.run_config import RunConfig, tokens_per_step
 from stages.validation import ConfigError, check_optimizer
@@ -80,7 +84,7 @@ def _is_model_file(what: str) -> bool:
     file = Path(what)
     if what in template_names("experiments") or not file.is_file():
         return False
-    return "layers" in read_mapping(file)
+    return "layers" in read_model(file)
 
 
 def _of_model(name: str, changes: Sequence[str]) -> Base:
@@ -100,7 +104,7 @@ def _of_model(name: str, changes: Sequence[str]) -> Base:
         key, equals, text = change.partition("=")
         if not equals:
             raise UserError(f"{change!r} changes nothing: write KEY=VALUE, as in optimizer=muon")
-        changed[key] = parse_value(text, where=f"{key}=")
+        changed[key] = parse_setting(key, text)
     try:
         assign(config, model_settings(name, None))
         for key, value in (defaults | changed).items():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from asyncpp_cli.experiment.matrix import ResolvedCell
     from asyncpp_cli.experiment.render import Rendered
+    from asyncpp_cli.experiment.template import Template
     from asyncpp_cli.planner.cells import Expected
 
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 class Sweep:
     """The checked cells of a template, and what was written of them."""
 
-    name: str
+    template: Template
     cells: list[ResolvedCell]
     expected: list[Expected] | None
     """Memory and step time expected of each cell; None: nobody asked for them."""
@@ -63,7 +64,7 @@ def sweep_template(
     if plan or site is not None or profiles or any(on_gpus):
         costs = _expected(loaded.source, cells, site=site, files=profiles)
     rendered = None if out is None else render(loaded, cells, template_name=template, folder=out)
-    return Sweep(name=loaded.name, cells=cells, expected=costs, rendered=rendered)
+    return Sweep(template=loaded, cells=cells, expected=costs, rendered=rendered)
 
 
 def _expected(

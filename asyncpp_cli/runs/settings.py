@@ -1,13 +1,11 @@
 """Run configurations by dotted key: accepted keys, types of values, access, and the hash of a run.
 
-The types are those of `stages.config.run_config`; values are converted to them as OmegaConf does, which tests
-compare. Checked values are cached, since the cells of a matrix repeat them.
+The types are those of `stages.config.run_config`; msgspec converts values to them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import difflib
 import functools
 import hashlib
@@ -18,6 +16,8 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import msgspec
 
 from stages.config.keys import MISSING
 from stages.config.run_config import RunConfig, trained_paths
@@ -38,14 +38,14 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 }
 """The keys of each section."""
 
-OPEN_KEYS: Mapping[str, str] = {
-    "optimizer.options": "option",
-    "data.sources": "source",
-    "data.weights": "weight",
-    "data.validation": "set",
-    "data.validation_sha256": "hash",
+OPEN_KEYS: Mapping[str, tuple[str, Any]] = {
+    "optimizer.options": ("option", bool | int | float | str | None),
+    "data.sources": ("source", str | None),
+    "data.weights": ("weight", float | None),
+    "data.validation": ("set", str | None),
+    "data.validation_sha256": ("hash", str | None),
 }
-"""Keys of mappings, and what these hold: any identifier may follow, as in `optimizer.options.beta`."""
+"""Keys of mappings, what these hold, and its type: any name may follow, as in `optimizer.options.beta`."""
 
 KEYS: tuple[str, ...] = tuple(
     key
@@ -57,15 +57,13 @@ KEYS: tuple[str, ...] = tuple(
 )
 """Dotted keys of a run configuration, in order, without `OPEN_KEYS`."""
 
-LIST_KEYS: Mapping[str, tuple[type, ...]] = {
-    f"{section}.{name}": (int, float) if item is float else (item,)
+LIST_KEYS: tuple[str, ...] = tuple(
+    f"{section}.{name}"
     for section in SECTIONS
     for name, hint in typing.get_type_hints(type(getattr(RunConfig(), section))).items()
-    for each in typing.get_args(hint)
-    if typing.get_origin(each) is list
-    for item in typing.get_args(each)
-}
-"""Keys whose value is a list, and the types of its items."""
+    if any(typing.get_origin(each) is list for each in typing.get_args(hint))
+)
+"""Keys whose value is a list."""
 
 SITE = "site"
 """The section that is not part of a run's identity."""
@@ -81,7 +79,7 @@ def check_key(key: str) -> None:
         return
     if _is_open(key):
         return
-    for known, held in OPEN_KEYS.items():
+    for known, (held, _) in OPEN_KEYS.items():
         if key == known or key.startswith(f"{known}."):
             raise SettingError(key, f"takes one {held} by name: {known}.NAME")
     section = key.partition(".")[0]
@@ -127,85 +125,53 @@ def typed(key: str, value: Any) -> Any:
         SettingError: the key is unknown, or does not accept the value.
     """
     check_key(key)
-    if key in LIST_KEYS and isinstance(value, list):
-        kinds = LIST_KEYS[key]
-        if not value or not all(type(item) in kinds and abs(item) < 2**63 for item in value):
-            raise SettingError(key, f"must be {_field_type(key)}, not {_printed(value)}")
-        # 3.0 is 3, so that the two have one identity.
-        return [int(item) if isinstance(item, float) and item.is_integer() else item for item in value]
-    if isinstance(value, list | Mapping):
-        raise SettingError(key, f"takes one value, not {_printed(value)}")
-    if key.startswith("data.weights") and _is_open(key):
-        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-            # 3.0 is 3, so that the two have one identity.
-            return None if value is None else _finite(key, value)
-        raise SettingError(key, f"must be a number or null, not {_printed(value)}")
-    if key.startswith(("data.sources", "data.validation")) and _is_open(key):
-        if value is None or (isinstance(value, str) and value):
-            return value
-        raise SettingError(key, f"must be text or null, not {_printed(value)}")
-    if _is_open(key):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise SettingError(key, f"must be a finite number, not {value}")
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
-        raise SettingError(key, f"must be a number, text, true, false or null, not {_printed(value)}")
-    return _typed_scalar(key, value)
-
-
-def _finite(key: str, value: float) -> float:
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise SettingError(key, f"must be a finite number, not {_printed(value)}")
-    return number
-
-
-@functools.lru_cache(maxsize=100_000, typed=True)  # typed: True, 1 and 1.0 are equal, but differ in type
-def _typed_scalar(key: str, value: Any) -> Any:
-    expected = _field_type(key)
-    if isinstance(value, bool) and "bool" not in expected:
-        raise SettingError(key, f"must be {expected}, not {_printed(value)}")
-    if isinstance(value, str) and "text" not in expected:
-        # The YAML reader has already converted everything that looks like a number.
-        raise SettingError(key, f"must be {expected}, not {_printed(value)}")
-    if isinstance(value, int) and abs(value) >= 2**63:
-        raise SettingError(key, f"must be {expected}, and an integer fits into 64 bits with its sign")
-    if isinstance(value, int | float) and expected.startswith("text"):
-        value = str(value)
-    if isinstance(value, float) and not math.isfinite(value):
+    kind = _kind(key)
+    # An integer of more than 64 bits is none of a file's, and a float may not hold it.
+    numbers = value if isinstance(value, list) else [value]
+    if any(isinstance(each, int) and abs(each) >= 2**63 for each in numbers):
+        raise SettingError(key, f"must be {_kind_name(kind)}, and an integer fits into 64 bits with its sign")
+    if any(isinstance(each, float) and not math.isfinite(each) for each in numbers):
         raise SettingError(key, f"must be a finite number, not {value}")
-    if value == MISSING:
-        raise SettingError(key, f'must be {expected}, and "{MISSING}" stands for no value')
-    kinds = _kinds(key)
-    if type(value) in kinds and not (isinstance(value, str) and "${" in value):
-        return value
-    if type(value) is int and (float in kinds or bool in kinds):
-        return float(value) if float in kinds else bool(value)
-    if isinstance(value, datetime.date) and str in kinds:
-        return str(value)  # the YAML reader makes dates of texts that look like one
-    raise SettingError(key, f"must be {expected}, not {_printed(value)}")
+    try:
+        converted = msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        converted = MISSING
+    if converted in (MISSING, []) or (converted == "" and key.startswith("data.")):
+        hint = ""
+        if isinstance(value, int | float) and holds_text(key):
+            hint = "; write text that looks like a number in quotes"
+        raise SettingError(key, f"must be {_kind_name(kind)}, not {json.dumps(value, default=str)}{hint}")
+    if isinstance(converted, list):
+        # 3.0 is 3, so that the two have one identity.
+        return [int(item) if isinstance(item, float) and item.is_integer() else item for item in converted]
+    # -0.0 is 0.0, likewise.
+    return converted + 0.0 if isinstance(converted, float) else converted
 
 
-def _field_type(key: str) -> str:
-    """The type of a key's values, as messages name it."""
-    return " or ".join(_TYPE_NAMES[kind] for kind in _kinds(key))
+def holds_text(key: str) -> bool:
+    """Whether a key's values are text, so that what looks like a number is none."""
+    try:
+        check_key(key)
+    except SettingError:
+        return False
+    kinds = typing.get_args(_kind(key)) or (_kind(key),)
+    return str in kinds and float not in kinds
 
 
 @functools.cache
-def _kinds(key: str) -> tuple[Any, ...]:
-    """The types of a key's values."""
+def _kind(key: str) -> Any:
+    """The type of a key's values."""
     section, _, name = key.rpartition(".")
-    hint = _hints(section)[name]
+    if section in OPEN_KEYS:
+        return OPEN_KEYS[section][1]
+    return typing.get_type_hints(type(getattr(RunConfig(), section)) if section else RunConfig)[name]
+
+
+def _kind_name(kind: Any) -> str:
+    """A type, as messages name it."""
     # A list's arguments are not alternatives.
-    return (hint,) if typing.get_origin(hint) is list else typing.get_args(hint) or (hint,)
-
-
-@functools.cache
-def _hints(section: str) -> dict[str, Any]:
-    return typing.get_type_hints(type(getattr(RunConfig(), section)) if section else RunConfig)
+    kinds = (kind,) if typing.get_origin(kind) is list else typing.get_args(kind) or (kind,)
+    return " or ".join(_TYPE_NAMES[each] for each in kinds)
 
 
 _TYPE_NAMES = {
@@ -217,10 +183,6 @@ _TYPE_NAMES = {
     list[int]: "a list of integers",
     list[float]: "a list of numbers",
 }
-
-
-def _printed(value: Any) -> str:
-    return json.dumps(value, default=str)
 
 
 def get(config: RunConfig, key: str) -> Any:

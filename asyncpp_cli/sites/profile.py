@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from asyncpp_cli.base.errors import DamagedError, UserError
+from asyncpp_cli.experiment.interpolation import resolved_file
 from asyncpp_cli.experiment.shipped import find_template, template_names
 from asyncpp_cli.experiment.yaml_data import read_mapping
-from asyncpp_cli.runs.settings import SettingError, typed
+from asyncpp_cli.runs.settings import SettingError, holds_text, typed
 from asyncpp_cli.sites.containers import Container, ContainerError, check_container
 from stages.config.records import Count, Meta, converted
 
@@ -107,7 +108,7 @@ class Site:
     """Interface for traffic between nodes: `ib0`. null: chosen by gloo and NCCL."""
     setup: list[Annotated[str, _LINE]] = field(default_factory=list)
     """Shell lines to run at the beginning of each job: `module load ...`. A job in which one fails ends."""
-    environment: dict[str, str | int | float] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of each job."""
     flags: dict[str, Any] = field(default_factory=dict)
     """sbatch flags to add or replace: `{exclusive: true, licenses: "a:1"}`."""
@@ -128,8 +129,16 @@ class Site:
 
 
 _KEYS = {entry.name: entry for entry in dataclasses.fields(Site) if entry.name not in ("name", "file")}
-_TEXTS = ("partition", "account", "qos", "constraint", "exclude", "gpu_type", "memory", "network_interface")
-"""Keys whose text may look like a number."""
+
+
+def _holds_text(place: tuple[str, ...], value: object) -> bool:
+    """Whether a place in a profile holds text; see `yaml_data.HoldsText`."""
+    section, *inner = place
+    if section == "run":
+        return holds_text(f"site.{'.'.join(inner)}")
+    if section == "flags" and value is True:
+        return False  # a flag without a value
+    return section in _KEYS and re.match("int|Count|Positive", str(_KEYS[section].type)) is None
 
 
 def user_folder() -> Path:
@@ -170,13 +179,10 @@ def read_site(file: Path, *, name: str) -> Site:
     Raises:
         UserError: it is invalid; the message names file and key.
     """
-    content = dict(read_mapping(file))
+    content = resolved_file(read_mapping(file, holds_text=_holds_text), where=str(file))
     _check_keys(file, "", content, _KEYS)
     if isinstance(container := content.get("container"), dict):
         _check_keys(file, "container.", container, [key.name for key in dataclasses.fields(Container)])
-    for key in _TEXTS:
-        if type(content.get(key)) is int:
-            content[key] = str(content[key])
     try:
         site = converted(content | {"name": name, "file": file}, Site, where=str(file))
     except DamagedError as error:

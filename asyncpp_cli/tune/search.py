@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.experiment.template import SHORTHANDS, canonical
-from asyncpp_cli.experiment.yaml_data import parse_value
+from asyncpp_cli.experiment.template import SHORTHANDS, canonical, parse_setting
 from asyncpp_cli.runs.settings import SettingError, typed
 
 Point = Mapping[str, Any]
@@ -55,7 +54,7 @@ def parse_over(text: str) -> Over:
     if not equals or not key:
         raise UserError(f"--over {text!r}: {_ACCEPTED}")
     if range_or_list.lstrip().startswith("["):
-        values = parse_value(range_or_list, where=f"--over {given}=")
+        values = parse_setting(given, range_or_list)
         if not isinstance(values, list) or not values:
             raise UserError(f"--over {text!r}: {_ACCEPTED}")
         if len({repr(value) for value in values}) < len(values):

@@ -43,7 +43,7 @@ def extend(
     """
     from asyncpp_cli.base.console import command, say
     from asyncpp_cli.experiment.continuation import SHORT_NAMES, continuations, write_continuations
-    from asyncpp_cli.experiment.yaml_data import parse_value
+    from asyncpp_cli.experiment.template import parse_setting
     from asyncpp_cli.runs.experiment_folder import runs_named
     from asyncpp_cli.tune.result import best_runs
 
@@ -54,7 +54,7 @@ def extend(
         key, equals, text = change.partition("=")
         if not equals or not key:
             raise UserError(f"--set {change!r} is not KEY=VALUE, as in optimizer.schedule=constant")
-        wanted[key] = parse_value(text, where=f"{key}=")
+        wanted[key] = parse_setting(key, text)
     given = {"steps": steps, "stages": stages, "data": data}
     wanted |= {SHORT_NAMES[name]: value for name, value in given.items() if value is not None}
     if not wanted:

@@ -51,6 +51,13 @@ def sweep(
     list_only: Annotated[
         bool, typer.Option("--list", help="Check and show the cells without writing.")
     ] = False,
+    resolve: Annotated[
+        bool,
+        typer.Option(
+            "--resolve",
+            help="With --list: print the template as YAML, with its `base` and your changes.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print the cells as a JSON list, with what each is expected to cost."),
@@ -64,11 +71,14 @@ def sweep(
     whose folder was removed are restored.
     """
     from asyncpp_cli.base.console import command, say
-    from asyncpp_cli.experiment.sweep_notes import notes
+    from asyncpp_cli.experiment.sweep_notes import environment_notes, notes
+    from asyncpp_cli.experiment.template import text_of
     from asyncpp_cli.planner.sweeping import sweep_template
 
     if out is None and not list_only:
         raise UserError("--out DIR is missing: the experiment's folder (or --list, to only show its cells)")
+    if resolve and (not list_only or as_json):
+        raise UserError("--resolve goes with --list: it prints the template")
     # Written before the table is printed: `asyncpp sweep ... | head` must not stop it half way.
     swept = sweep_template(
         template,
@@ -77,16 +87,18 @@ def sweep(
         site=site,
         allow_code=allow_code or (),
         profiles=profiles or [],
-        plan=list_only or as_json,
+        plan=(list_only or as_json) and not resolve,
     )
     cells, rendered = swept.cells, swept.rendered
     if as_json:
         assert swept.expected is not None
         print(json.dumps([_record(*each) for each in zip(cells, swept.expected, strict=True)], indent=1))
+    elif resolve:
+        print(text_of(swept.template), end="")
     else:
-        show_cells(cells, swept.expected, title=swept.name)
+        show_cells(cells, swept.expected, title=swept.template.name)
     _say_cost(swept)
-    for note in notes(cells):
+    for note in [*environment_notes(swept.template), *notes(cells)]:
         say(f"note: {note}")
     if rendered is None or out is None:
         return
