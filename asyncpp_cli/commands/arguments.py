@@ -33,7 +33,7 @@ Changes = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="Settings for all cells, as in train.steps=300 or matrix.seed=[0,1].",
+        help="Settings for all cells, as in train.steps=300 or 'matrix.seed=[0,1]'.",
         autocompletion=settings,
     ),
 ]

@@ -19,7 +19,7 @@ from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.confirmed_code import NOTHING, Confirmed, check_confirmed
 from asyncpp_cli.experiment.interpolation import is_interpolated, resolve
-from asyncpp_cli.experiment.shipped import recommended_settings, template_names
+from asyncpp_cli.experiment.shipped import MODEL_SHAPE, recommended_settings, template_names
 from asyncpp_cli.experiment.speed_runs import loss_givers
 from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, settings_of
 from asyncpp_cli.runs.experiment_folder import Cell
@@ -74,9 +74,10 @@ def expand(template: Template, *, pinned: bool = True, confirmed: Confirmed = NO
         if missing := unset_keys(config):
             section = missing[0].partition(".")[0]
             accepted = ""
-            if section == "model":
+            if section == "model" and not MODEL_SHAPE & {key.removeprefix("model.") for key in settings}:
                 accepted = f"; accepted: {', '.join(template_names('models'))}, or the path of a YAML file"
-            raise UserError(f"{template.source}: {section if accepted else missing[0]} is not set{accepted}")
+            key = section if accepted else min(missing, key="model.name".__eq__)
+            raise UserError(f"{template.source}: {key} is not set{accepted}")
         if pinned:
             _pin_data(config, template, checksums)
             _pin_code(config, template, code)
@@ -202,7 +203,7 @@ def _configs(template: Template) -> Iterator[tuple[RunConfig, Settings]]:
                 settings |= override.set
         model = settings.get("model")
         shape = model if isinstance(model, Mapping) else {}
-        named = shape.get("base") if shape else model
+        named = _resolved_model(shape.get("base") if shape else model, config, template)
         if named is not None:
             recommended = recommended_settings(str(named), template.folder)
             given_keys = {SHORTHANDS.get(key, key) for key in settings}

@@ -164,7 +164,10 @@ def _loaded(file: Path, heirs: tuple[Path, ...]) -> Template:
     content = read_mapping(file, holds_text=_holds_text)
     if (base := content.pop("base", None)) is None:
         return _read(content, file=file)
-    start = find_template("experiments", _text(base, where=f"{file}: base"), beside=file.parent)
+    try:
+        start = find_template("experiments", _text(base, where="base"), beside=file.parent)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
     below = _content(_loaded(start, (*heirs, file.resolve())), beside=file.parent)
     own = _read(content, file=file)
     changed = {key: value for key, value in _content(own).items() if key in content and key in _OWN_KEYS}
@@ -357,7 +360,7 @@ def _remove(content: dict[str, Any], given: str) -> None:
 def _set_everywhere(content: dict[str, Any], key: str, value: Any) -> None:
     """Set a key for all cells, over whatever the template sets for some of them."""
     if isinstance(value, list) and key not in LIST_KEYS:
-        raise UserError(f"{key} takes one value; for an axis write matrix.{key}=[...]")
+        raise UserError(f"{key} takes one value; for an axis write 'matrix.{key}=[...]'")
     if any(key in group for group in content["zip"]):
         raise UserError(f"{key} is an axis of zip in this template: set zip as a whole (zip=...)")
     if isinstance(value, Mapping) and key != "model":

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import omegaconf
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -22,6 +23,11 @@ from stages.config.records import read_text
 HoldsText = Callable[[tuple[str, ...], bool | int | float], bool]
 """Whether a place holds text, given the keys that lead there and what OmegaConf reads there."""
 
+
+def _nothing(_place: tuple[str, ...], _value: object) -> bool:
+    return False
+
+
 _LARGEST = 4 * 2**20
 _MOST_VALUES = 100_000
 """Aliases make a small file a large one."""
@@ -29,7 +35,7 @@ _HASH = "\ufffd"
 """Replaces # to read a text as if it had no comments."""
 
 
-def read_mapping(file: Path, *, holds_text: HoldsText) -> dict[str, Any]:
+def read_mapping(file: Path, *, holds_text: HoldsText = _nothing) -> dict[str, Any]:
     """The mapping in a YAML file; all keys are text.
 
     Raises:
@@ -46,7 +52,7 @@ def read_mapping(file: Path, *, holds_text: HoldsText) -> dict[str, Any]:
     return content
 
 
-def parse_value(text: str, *, where: str, holds_text: HoldsText) -> Any:
+def parse_value(text: str, *, where: str, holds_text: HoldsText = _nothing) -> Any:
     """A value of the command line, read as YAML: `[0,1]`, `2e-3`, `true`.
 
     Args:
@@ -98,7 +104,9 @@ def _read(text: str, *, where: str, holds_text: HoldsText) -> Any:
             loader.dispose()
         if not isinstance(written, dict | list):
             return written
-        content = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+        # 2.3 has no limit of its own.
+        most = {} if omegaconf.__version__.startswith("2.3.") else {"max_yaml_expanded_nodes": _MOST_VALUES}
+        content = OmegaConf.to_container(OmegaConf.load(io.StringIO(text), **most))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark is not None else ""

@@ -137,6 +137,8 @@ def typed(key: str, value: Any) -> Any:
     except msgspec.ValidationError:
         converted = MISSING
     if converted in (MISSING, []) or (converted == "" and key.startswith("data.")):
+        if value == MISSING:
+            raise SettingError(key, f'must be {_kind_name(kind)}, and "{MISSING}" stands for no value')
         hint = ""
         if isinstance(value, int | float) and holds_text(key):
             hint = "; write text that looks like a number in quotes"

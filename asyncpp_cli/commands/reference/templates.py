@@ -55,11 +55,7 @@ def _described(folder: str, name: str) -> dict[str, str]:
         active = f", {spec.active_count:,} active" if model.experts else ""
         text = f"{model.layers} blocks of {model.width}, {spec.parameter_count:,} parameters{active}"
         return {"about": text, "description": text}
-    text = " ".join(
-        str(
-            read_mapping(find_template(folder, name, beside=None), holds_text=lambda _: False)["description"]
-        ).split()
-    )
+    text = " ".join(str(read_mapping(find_template(folder, name, beside=None))["description"]).split())
     return {"about": re.split(r"(?<=[.?])\s|: ", text)[0].rstrip("."), "description": text}
 
 

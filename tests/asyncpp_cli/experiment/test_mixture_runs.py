@@ -89,7 +89,7 @@ def test_a_moved_source_is_found_and_a_changed_one_refused(folder: Path) -> None
     [
         ("data.path=wiki.txt", "data.path: does not go with data.sources; accepted with it: null"),
         ("data.sources.wiki=nowhere.txt", "data.sources.wiki: "),
-        ("data.sources.wiki=3", "data.sources.wiki: must be text or null"),
+        ("data.sources.wiki=[3]", "data.sources.wiki takes one value"),
         ("data.sources.=wiki.txt", "takes one source by name: data.sources.NAME"),
         ("data.sources.wiki=tiny.txt", "data.sources.wiki: the train split of"),
         ("data.sources.wiki=bpe", "was made with another tokenizer"),

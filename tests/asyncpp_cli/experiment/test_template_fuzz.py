@@ -10,11 +10,8 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from support.command_line import asyncpp
 
-from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.experiment.yaml_data import parse_value
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.settings import KEYS, SECTIONS
 from optimizers import CORRECTIONS
@@ -32,6 +29,15 @@ BASE: dict[str, Any] = {
 NUMBERS = [-1, 0, 1, 2, 3, 4, 8, 64, 10**7, 10**9, 2**63, -(2**63), 10**30]
 FRACTIONS = [0.0, -0.0, 1e-320, 1e-8, 0.5, 0.999, 1.0, 1e9, 1e38, 1e300, -1e308, float("nan"), float("inf")]
 WORDS = ["", " ", "???", "null", "a b", "${seed}", "../x", "a" * 300, "\x1b[2J", "\0", "é", "=1+1", "1:30"]
+WORDS += [
+    "${train.steps}",
+    "${mul:2,${seed}}",
+    "${oc.env:HOME}",
+    "${variables.a}",
+    "${.lr}",
+    "${",
+    "\\${seed}",
+]
 WORDS += ["!!int 3", "9" * 5000, "0x1F", "017", "1e400", "~nobody/x", "texts/0.txt", "{a: 1}", "[[0]]"]
 JUNK = ["[", "{a: ", "&a ", "*a", "\t", "? ", "- ", "<<: "]
 JUNK += [
@@ -51,13 +57,17 @@ scalars = st.sampled_from([None, True, False, *NUMBERS, *FRACTIONS, *WORDS, *NAM
 values = (
     scalars | st.lists(scalars, max_size=3) | st.dictionaries(st.sampled_from(WORDS), scalars, max_size=1)
 )
-own = ["matrix", "zip", "include", "exclude", "overrides", "name", "description"]
+own = ["matrix", "zip", "include", "exclude", "overrides", "name", "description", "variables", "base"]
 keys = st.sampled_from([*KEYS, *KEYS, *SECTIONS, *own, "matrix.seed", "model.nothing", "", "a.b.c", "train."])
 settings_ = st.dictionaries(keys, values, max_size=3)
 templates = st.fixed_dictionaries(
     {},
     optional={
         "matrix": st.dictionaries(keys, values, max_size=2).map(lambda axes: {**BASE["matrix"], **axes}),
+        "model": st.dictionaries(
+            st.sampled_from(["base", "name", "layers", "width", "x"]), values, max_size=3
+        ),
+        "variables": st.dictionaries(st.sampled_from(["a", "b", "1"]), values, max_size=2),
         "zip": values | st.lists(st.dictionaries(keys, values, max_size=2), max_size=2),
         "include": values | st.lists(settings_, max_size=2),
         "exclude": values | st.lists(settings_, max_size=2),
@@ -123,29 +133,3 @@ def test_any_override(changes: list[tuple[str, str]]) -> None:
 def test_any_text(place: int, junk: str) -> None:
     text = yaml.safe_dump(BASE)
     refused_or_trainable(text[:place] + junk.encode(errors="replace").decode() + text[place:], [])
-
-
-SCALARS = """
-    1 -3 +4 1_000 012x 0x1f 0b11 0o7 2e-3 1.5 1e5 1.e3 .5 .5e-3 1E+3 9_9.9 1.5e 1e- 1__0 1._5 ._5 1e1_0 0. 0e0
-    00 -0 e3 inf .inf -.inf +.inf .nan NaN true yes no off null ~ abc _1 1.2.3 - + = 2020-01-01 ??? '1' "2e-3"
-    [1,2] {a:1} {} []
-"""
-
-
-def test_values_are_those_that_omegaconf_reads() -> None:
-    def read(text: str) -> str:
-        try:
-            return repr(parse_value(text, where="x"))
-        except UserError:
-            return "refused"
-
-    def expected(text: str) -> str:
-        try:
-            [value] = OmegaConf.to_container(OmegaConf.create(f"- {text}\n"))
-        except yaml.YAMLError:
-            return "refused"
-        return repr(value)
-
-    texts = SCALARS.split()
-    assert {text: read(text) for text in texts} == {text: expected(text) for text in texts}
-    assert parse_value("-.5", where="x") == -0.5, "OmegaConf reads text"

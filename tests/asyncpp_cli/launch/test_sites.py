@@ -266,10 +266,15 @@ def test_a_job_ends_where_a_line_of_its_setup_fails(
     assert "setting UID (environment of the site) failed with exit code 1" in ran.stderr
 
 
-def test_a_time_without_quotes_is_refused_for_what_yaml_reads(own_profiles: Path) -> None:
+def test_text_of_a_profile_is_what_was_written(own_profiles: Path) -> None:
     file = own_profiles / "mine.yaml"
-    file.write_text("time: 1:30:00\n")
-    with pytest.raises(UserError) as refused:
-        read_site(file, name="mine")
-    assert str(refused.value).startswith(f"{file}, line 1: 1:30:00 would be read as")
-    assert "quotes" in str(refused.value)
+    file.write_text(
+        "{time: 1:30:00, account: 007, constraint: 0x10, partition: 2024_01, environment: {A: 12.10}, "
+        "flags: {licenses: 1.10, exclusive: true}, qos: '${oc.env:ASYNCPP_QOS,short}', run: {grace: 1e1}}"
+    )
+    site = read_site(file, name="mine")
+    assert (site.time, site.account, site.constraint, site.partition) == ("1:30:00", "007", "0x10", "2024_01")
+    assert site.environment == {"A": "12.10"}
+    assert site.flags == {"licenses": "1.10", "exclusive": True}
+    assert site.qos == "short"
+    assert site.run == {"grace": 10.0}
