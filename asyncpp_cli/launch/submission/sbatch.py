@@ -197,7 +197,9 @@ def _setup(site: Site, *, code: str) -> list[str]:
         "asyncpp_folder=$PWD asyncpp_told=",
         "trap 'asyncpp_told=SIGTERM' TERM",
         "trap 'asyncpp_told=SIGUSR2' USR2",
-        'asyncpp_check() { [ "$1" = 0 ] || { echo "$2 failed with exit code $1" >&2; exit 1; }; }',
+        # A signal to the job may have ended a command: its program then sees to that.
+        'asyncpp_check() { [ "$1" = 0 ] || [ "$asyncpp_told" ] || '
+        '{ echo "$2 failed with exit code $1" >&2; exit 1; }; }',
         *(
             line
             for name, value in site.environment.items()

@@ -191,7 +191,8 @@ def test_an_error_of_a_rank_stays_one(attempt: Attempt) -> None:
 
 
 def test_the_jobs_script_keeps_a_signal_until_its_program_listens(tmp_path: Path) -> None:
-    site = replace(find_site("testcluster"), setup=["kill -USR2 $$"])
+    # The second line is ended by the signal that the job is sent, too.
+    site = replace(find_site("testcluster"), setup=["kill -USR2 $$", "sh -c 'kill -TERM $$'"])
     shape = JobShape(nodes=1, tasks=1, tasks_per_node=1, cpus_per_task=1, gpus_per_node=0)
     script = sbatch.array_script(
         site, tmp_path, BatchJob(name="e", shape=shape, tasks=1, code="none", manifest="array-1.json")
@@ -201,7 +202,7 @@ def test_the_jobs_script_keeps_a_signal_until_its_program_listens(tmp_path: Path
     program.write_text(
         "import os, signal\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
-        "from asyncpp_cli.launch.job import early_signals\n"
+        "from asyncpp_cli.launch.common import early_signals\n"
         "early_signals.listen(signal.SIGTERM, signal.SIGUSR2)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "print([number.name for number in early_signals.received])\n"
