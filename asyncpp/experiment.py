@@ -140,32 +140,12 @@ class Experiment:
 
         return step_table(self._report(keep_steps=True).cells)
 
-    def scores(self) -> pl.DataFrame:
-        """A row for each metric of each checkpoint that `asyncpp evaluate` scored in a task."""
-        return _frame(
-            [
-                {
-                    "run": run.id,
-                    "step": score.step,
-                    "task": score.task,
-                    "metric": metric,
-                    "value": value,
-                    "error": score.errors.get(metric),
-                    "samples": score.samples,
-                }
-                for cell in self._report(keep_steps=False).cells
-                for run in cell.runs
-                for score in run.scores
-                for metric, value in score.metrics.items()
-            ]
-        )
-
     def figures(self) -> dict[str, go.Figure]:
         """The report's figures that have data, by name.
 
         Names: `training-loss`, `validation-loss`, `gap`, `throughput`, `busy`, `memory`, `load`, `sharpness`,
-        of several validation sets `validation-loss-<set>`, of scored checkpoints `score-<task>`, and of a
-        tuned experiment `tuning-<key>`; losses are nats per token.
+        of several validation sets `validation-loss-<set>`, and of a tuned experiment `tuning-<key>`. Losses
+        are nats per token.
         """
         import plotly.graph_objects as go
 

@@ -23,12 +23,10 @@ from asyncpp_cli.commands.machine.doctor import doctor
 from asyncpp_cli.commands.machine.plan import plan
 from asyncpp_cli.commands.reference import optimizers, schedule, templates, theory
 from asyncpp_cli.commands.results.diff import diff
-from asyncpp_cli.commands.results.evaluate import evaluate
 from asyncpp_cli.commands.results.export import export
 from asyncpp_cli.commands.results.logs import logs
 from asyncpp_cli.commands.results.mirror import mirror
 from asyncpp_cli.commands.results.report import report
-from asyncpp_cli.commands.results.sample import sample
 from asyncpp_cli.commands.results.status import status
 from asyncpp_cli.commands.runs.cancel import cancel
 from asyncpp_cli.commands.runs.extend import extend
@@ -109,8 +107,6 @@ for command in (
     extend,
     remove,
     export,
-    evaluate,
-    sample,
     mirror,
     doctor,
     completion,

@@ -30,8 +30,6 @@ NOT_RUN = {
     "cancel": "needs a run that trains",
     "doctor": "starts processes, or needs a cluster",
     "export": "needs a run that trained",
-    "evaluate": "needs a run that trained, and tasks of the hub",
-    "sample": "needs a run that trained",
     "mirror": "needs a tracker's package",
     "sweep --profile": "needs the files that it measured; tests/*/test_profile.py",
     "plan": "searches for half a minute; tests/*/test_plan.py",

@@ -20,11 +20,11 @@ from asyncpp_cli.report.analysis.statistics import Spread, paired, welch
 from asyncpp_cli.report.analysis.steps_to_loss import steps_ratio
 from asyncpp_cli.schedule_tools.options import Geometry
 from asyncpp_cli.schedule_tools.programs import CostOptions, comparison
-from benchmarks.held_out import Difference, Losses, blocks_of, difference
 from benchmarks.results import delayed_adamw as delayed
 from benchmarks.results import gap_map as law
 from benchmarks.results import time_to_loss
 from benchmarks.results.best_rates import best
+from benchmarks.results.blocks import Difference, Losses, blocks_of, difference
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

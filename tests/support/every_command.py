@@ -75,8 +75,6 @@ def commands(folder: Path, *, kind: str) -> list[list[str]]:
         ["data", "inspect", f"{new}-data"],
         ["train", done],
         ["export", done, "--out", f"{new}-weights"],
-        ["sample", done, "a prompt"],
-        ["evaluate", done, "--tasks", "missing.yaml"],
         ["quickstart", "--out", quick],
         ["plan", "micro", "data.context=16", "--repeats", "1", "--measure", f"{new}.profile"],
         *launches,

@@ -40,8 +40,8 @@ def export(
     """
     from asyncpp_cli.base.atomic_files import new_folder
     from asyncpp_cli.base.console import tell
+    from asyncpp_cli.commands.results.exported import export_run
     from asyncpp_cli.runs.experiment_folder import run_at
-    from asyncpp_cli.scoring.exported import export_run
 
     run = run_at(run_folder)
     with new_folder(out) as folder:

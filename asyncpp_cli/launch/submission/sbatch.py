@@ -71,7 +71,6 @@ def submit_job(
     after: Sequence[str],
     code: str,
     output: str,
-    gpus: int = 0,
 ) -> str:
     """Submit a small job with one task per node; SLURM's id for it.
 
@@ -84,12 +83,11 @@ def submit_job(
         after: ids of jobs that must have ended first, successfully or not.
         code: folder under EXPERIMENT/code with the code to run.
         output: name of the file for its output, in sbatch's notation.
-        gpus: per node.
 
     Raises:
         SlurmError: sbatch refuses; the message is sbatch's.
     """
-    shape = JobShape(nodes=nodes, tasks=nodes, tasks_per_node=1, cpus_per_task=1, gpus_per_node=gpus)
+    shape = JobShape(nodes=nodes, tasks=nodes, tasks_per_node=1, cpus_per_task=1, gpus_per_node=0)
     job = BatchJob(name=name, shape=shape, tasks=None, code=code, exclude=site.exclude or "")
     executor = _executor(site, folder, job)
     if after:

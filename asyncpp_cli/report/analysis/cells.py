@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from asyncpp_cli.report.analysis.pairs import Pairs, losses_by_seed, pairs, scores_by_seed
+from asyncpp_cli.report.analysis.pairs import Pairs, losses_by_seed, pairs
 from asyncpp_cli.report.analysis.statistics import Interval, Spread, paired, spread, welch
 from asyncpp_cli.report.load.measure import Evaluation
 from asyncpp_cli.report.load.run import STATES_BY_WEIGHT, RunResult
 from asyncpp_cli.report.load.slowest import Slowest
 from asyncpp_cli.runs.attempts.cost import Cost, total
-from asyncpp_cli.runs.scores import Score
 from schedules import FAMILY, OPTIONS
 
 FEW_SEEDS = 3
@@ -250,23 +249,6 @@ class CellResult:
             return None
         own, base = (losses_by_seed(cell.completed, **asked) for cell in (self, self.baseline))
         return pairs(own, base) if own and base else None
-
-    def scores(self, task: str) -> list[Score]:
-        """The scores of completed runs in a task, at the newest step that one of them has scores of."""
-        of_task = [score for run in self.completed for score in run.scores if score.task == task]
-        newest = max((score.step for score in of_task), default=0)
-        return [score for score in of_task if score.step == newest]
-
-    def score_pairs(self, task: str, metric: str) -> Pairs | None:
-        """This cell's scores in a task paired with those of its synchronous counterpart, at the newest step
-        at which both were asked the same; None if there is none."""
-        if self.baseline is None:
-            return None
-        own, base = (
-            scores_by_seed(cell.completed, task=task, metric=metric) for cell in (self, self.baseline)
-        )
-        asked = max(own.keys() & base.keys(), default=None)
-        return None if asked is None else pairs(own[asked], base[asked])
 
     @property
     def gap(self) -> float | None:

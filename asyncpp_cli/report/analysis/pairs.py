@@ -31,30 +31,9 @@ def losses_by_seed(
     return {seed: fmean(values) for seed, values in losses.items()}
 
 
-Asked = tuple[int, str, float, int]
-"""Step of a checkpoint, content of a task, its limit of samples and number of shots (-1: not set)."""
-
-
-def scores_by_seed(runs: Sequence[RunResult], *, task: str, metric: str) -> dict[Asked, dict[Any, float]]:
-    """The scores of each seed in a task, by what was asked of which step's checkpoints."""
-    by_asked: dict[Asked, dict[Any, list[float]]] = {}
-    for run in runs:
-        seed = run.value("seed")
-        for score in run.scores:
-            if seed is None or score.task != task or metric not in score.metrics:
-                continue
-            limit = -1 if score.limit is None else score.limit
-            shots = -1 if score.shots is None else score.shots
-            asked = score.step, score.content_sha256, limit, shots
-            by_asked.setdefault(asked, {}).setdefault(seed, []).append(score.metrics[metric])
-    return {
-        asked: {seed: fmean(values) for seed, values in scores.items()} for asked, scores in by_asked.items()
-    }
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """The losses, or scores, of two arms by their common seeds."""
+    """The losses of two arms by their common seeds."""
 
     first: Mapping[Any, float]
     second: Mapping[Any, float]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
@@ -121,9 +120,6 @@ def charts(cells: Sequence[CellResult], tunings: Sequence[Tuning] = ()) -> dict[
     for of_set in dict.fromkeys(name for cell in cells for name in cell.sets):
         if headlines != {of_set}:
             drawn[f"validation-loss-{of_set}"] = _validation(arms, of_set)
-    for task in dict.fromkeys(score.task for cell in cells for run in cell.runs for score in run.scores):
-        # A name of a file and of an element of the page.
-        drawn["score-" + re.sub(r"[^A-Za-z0-9]+", "-", task)] = _scores(arms, task)
     many = len(tunings) > 1
     for number, tuning in enumerate(tunings, 1):
         for key in tuning.plan.keys:
@@ -225,31 +221,6 @@ def _validation(arms: Sequence[Arm], of_set: str | None = None) -> Chart:
         kind="lines",
         x="tokens",
         y="validation loss, nats per token",
-        lines=lines,
-    )
-
-
-def _scores(arms: Sequence[Arm], task: str) -> Chart:
-    lines: list[Line] = []
-    metric = ""
-    for place, (cell, name, style) in enumerate(arms):
-        of_runs = [[score for score in run.scores if score.task == task] for run in cell.runs]
-        metric = next((score.metric for scores in of_runs for score in scores), metric)
-        curves = [
-            (
-                np.array([score.step for score in scores], dtype=np.float64),
-                np.array([score.metrics.get(metric, np.nan) for score in scores], dtype=np.float64),
-            )
-            for scores in of_runs
-            if scores
-        ]
-        lines += _mean_in_a_band(place, name, style, curves, marker=style.marker)
-    return Chart(
-        title=printable(f"Score in {task}"),
-        about="Of each checkpoint that was evaluated.",
-        kind="lines",
-        x="steps",
-        y=printable(metric),
         lines=lines,
     )
 

@@ -23,11 +23,9 @@ from asyncpp_cli.runs.attempts.files import Claimed, Outcome
 from asyncpp_cli.runs.attempts.settle import settle
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, runs_at
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.scores import scores_of
-from asyncpp_cli.runs.settings import config_hash, items
+from asyncpp_cli.runs.settings import items
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.slurm.run_status import SlurmQueue
-from stages.checkpoint.files import Owner
 from stages.config.records import read_record
 
 _THREADS = 4
@@ -92,7 +90,6 @@ def _load(cell: Cell, run: Run, queue: SlurmQueue, *, configs: Lock, keep_steps:
         # Rows are any JSON: a missing or mistyped field shows when it is used.
         reason = f"{run.metrics_file} has a row of another form ({error!r})"
         return replace(plain, config=config, state="damaged", reason=reason)
-    scores, refused = scores_of(run, Owner(run=run.id, config_sha256=config_hash(run_config)))
     loaded = replace(
         plain,
         config=config,
@@ -104,9 +101,8 @@ def _load(cell: Cell, run: Run, queue: SlurmQueue, *, configs: Lock, keep_steps:
         steps=metrics.steps if keep_steps and cell.loss_of is None else None,
         bubble_predicted=predicted_bubble(run_config),
         cost=cost_of_run(run, status),
-        scores=tuple(scores),
         lineage=lineage,
-        problems=(*_problems(run, metrics, status), *refused),
+        problems=_problems(run, metrics, status),
     )
     mfu = utilisation(
         run_config,

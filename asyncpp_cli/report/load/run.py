@@ -12,7 +12,6 @@ from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.runs.attempts.cost import Cost
 from asyncpp_cli.runs.lineage import Lineage
-from asyncpp_cli.runs.scores import Score
 
 if TYPE_CHECKING:
     import polars as pl
@@ -57,8 +56,6 @@ class RunResult:
     """Model FLOP/s utilisation (MFU) in 0..1; None if unknown."""
     cost: Cost | None = None
     """Of all its attempts so far; None if it has not begun, or did not record its resources."""
-    scores: tuple[Score, ...] = ()
-    """Of its checkpoints, by step (`asyncpp evaluate`)."""
     loss_of: str | None = None
     """Of a run for its speed alone: the run whose loss is its own, too. It has no losses itself."""
     lineage: Lineage | None = None

@@ -14,7 +14,7 @@ from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.conditions import conditions
 from asyncpp_cli.report.analysis.pairs import Pairs
-from asyncpp_cli.report.analysis.statistics import Spread, spread
+from asyncpp_cli.report.analysis.statistics import Spread
 from asyncpp_cli.report.tables.column import (
     NOTHING,
     Column,
@@ -91,7 +91,6 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         averaged("val_loss_ema", "EMA\nval loss", form="{:.3f}", show_std=True, drop_order=24),
         _pairs_column("gap_ema", "EMA\ngap", CellResult.average_pairs, drop_order=25),
         *_set_columns(cells),
-        *_score_columns(cells),
         Column(
             key="gap_welch",
             fields=interval_fields(lambda cell: getattr(cell.gap_pairs, "interval_welch", None)),
@@ -267,44 +266,6 @@ def _columns_of_set(name: str, *, title: str) -> list[Column]:
         averaged_over_seeds("val_loss_ema", form="{:.3f}"),
         averaged_over_seeds("bits_per_byte", "bits/byte", form="{:.3f}", drop_order=22),
         gap,
-    ]
-
-
-def _score_columns(cells: Sequence[CellResult]) -> list[Column]:
-    """The scores in each task (`asyncpp evaluate`)."""
-    known = [score for cell in cells for run in cell.completed for score in run.scores]
-    metrics = dict.fromkeys((score.task, metric) for score in known for metric in score.metrics)
-    shown = {score.task: score.metric for score in known}
-    return [
-        column
-        for task, metric in metrics
-        for column in _columns_of_score(task, metric, title=task if metric == shown[task] else "")
-    ]
-
-
-def _columns_of_score(task: str, metric: str, *, title: str) -> list[Column]:
-    def over_seeds(cell: CellResult) -> Spread | None:
-        return spread(score.metrics.get(metric) for score in cell.scores(task))
-
-    def error(cell: CellResult) -> Spread | None:
-        return spread(score.errors.get(metric) for score in cell.scores(task))
-
-    def step(cell: CellResult) -> int | None:
-        return next((score.step for score in cell.scores(task)), None)
-
-    key = f"score.{task}.{metric}"
-    heading = title and f"{title}\n{metric}"
-    steps = [single(f"score.{task}.step", value=step)] if title else []
-    return [
-        averaged(key, heading, over_seeds, form="{:.3f}", show_std=True, drop_order=23),
-        averaged(f"{key}.error", "", error, form="{:.3f}"),
-        _pairs_column(
-            f"{key}.gap",
-            title and f"{title}\ngap",
-            lambda cell: cell.score_pairs(task, metric),
-            drop_order=26,
-        ),
-        *steps,
     ]
 
 

@@ -50,7 +50,6 @@ CASES = {
     "asyncpp cancel nothing l": [],
     "asyncpp diff mi": ["mine/"],
     "asyncpp diff mine/": ["mine/sync-s0", "mine/late-s0"],
-    "asyncpp sample mine/l": ["mine/late-s0"],
     "asyncpp sweep quick": ["quickstart"],
     "asyncpp sweep quickstart train.eval_i": ["train.eval_interval="],
     "asyncpp sweep quickstart matrix.optimizer.nam": ["matrix.optimizer.name="],

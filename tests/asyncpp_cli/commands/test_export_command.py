@@ -102,7 +102,6 @@ def test_the_tokenizer_of_prepared_data_comes_with_a_model_for_transformers(
     assert sorted(read) == sorted(trained)
     assert read.count(1) == (0 if start is None else len(documents))
     assert (loaded.bos_token, loaded.eos_token, loaded.eos_token_id) == (start, "</s>", 0)
-    check_that_lm_eval_scores(tmp_path / "hf")
     succeeded("export", run.folder, "--format", "safetensors", "--out", tmp_path / "own")
     assert [file.name for file in (tmp_path / "own").iterdir()] == ["model.safetensors"]
     (data / "tokenizer.json").write_text((data / "tokenizer.json").read_text() + " ")
@@ -173,22 +172,6 @@ def test_an_export_of_a_model_of_bytes_has_a_tokenizer_of_bytes(run: Run, tmp_pa
     assert tokens == list(text.encode())
     assert loaded.decode(tokens) == text
     assert (loaded.eos_token, loaded.eos_token_id, len(loaded)) == ("<|endoftext|>", 0, 256)
-    check_that_lm_eval_scores(tmp_path / "hf")
-
-
-def check_that_lm_eval_scores(folder: Path) -> None:
-    """Load an export with the evaluation harness, where that is installed, and score a text with it."""
-    try:
-        from lm_eval.api.instance import Instance
-        from lm_eval.models.huggingface import HFLM
-    except ImportError:
-        return
-    model = HFLM(pretrained=str(folder), device="cpu", batch_size=2)
-    requests = [
-        Instance(request_type="loglikelihood", doc={}, arguments=arguments, idx=0)
-        for arguments in (("", "def"), ("def ", "test"))
-    ]
-    assert all(likelihood < 0 for likelihood, _ in model.loglikelihood(requests))
 
 
 def test_names_of_files_cannot_steer_a_terminal_nor_what_is_piped(run: Run, tmp_path: Path) -> None:

@@ -20,11 +20,8 @@ from support.report_experiment import (
     settings,
 )
 
-from asyncpp_cli.experiment.run_data import owners_of
 from asyncpp_cli.report.formats.records import to_csv, to_parquet
 from asyncpp_cli.report.formats.terminal import to_table, to_text
-from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.scores import Score, add_scores
 
 REQUIRED_KEYS = {
     *("schedule", "optimizer", "error_feedback", "model", "status", "n"),
@@ -98,46 +95,6 @@ def test_averages_of_weights_have_a_loss_and_a_gap_of_their_own(tmp_path: Path) 
         rows=[{**row, "val_loss_ema": -1.0} if row["kind"] == "eval" else row for row in metrics(delay=1)],
     )
     assert "the validation loss of step 2 is -1.0" in cells_of(experiment.folder)[-1]["reason"]
-
-
-def test_scores_have_a_gap_where_both_were_asked_the_same(tmp_path: Path) -> None:
-    experiment = ExperimentFolder(tmp_path / "experiment")
-    asked: dict[str, list[dict[str, Any]]] = {
-        "1f1b": [{"step": 2, "acc": 0.5}, {"step": 4, "acc": 0.75}],
-        "2bw": [{"step": 2, "acc": 0.25}, {"step": 4, "acc": 0.875, "limit": 3.0}],
-    }
-    for schedule, scores in asked.items():
-        for seed in (0, 1):
-            run = experiment.add(
-                settings(schedule, "adamw", seed=seed), rows=metrics(delay=int(schedule == "2bw"))
-            )
-            for score in scores:
-                add_scores(run, [score_of(run, **score | {"acc": score["acc"] + seed / 16})])
-    sync, delayed = cells_of(experiment.folder)
-    assert (sync["score.small.acc"], delayed["score.small.acc"]) == (0.78125, 0.90625)
-    # At step 4 one was asked fewer questions.
-    assert (sync["score.small.acc.gap"], delayed["score.small.acc.gap"]) == (None, -0.25)
-    assert delayed["score.small.acc.gap_low"] == delayed["score.small.acc.gap_high"] == -0.25
-    assert "small" in to_text(report_of(experiment.folder))
-    add_scores(run, [score_of(run, step=4, acc=0.5)])
-    assert cells_of(experiment.folder)[1]["score.small.acc.gap"] == 0.5 - (0.75 + 1 / 16)
-
-
-def score_of(run: Run, *, step: int, acc: float, limit: float | None = None) -> Score:
-    return Score(
-        time=0.0,
-        owner=owners_of(run)[0],
-        step=step,
-        checkpoint_sha256="0" * 64,
-        asked="small",
-        task="small",
-        metrics={"acc": acc},
-        errors={},
-        samples=8 if limit is None else int(limit),
-        limit=limit,
-        content_sha256="1" * 64,
-        harness="0",
-    )
 
 
 def test_error_feedback_is_a_number_and_so_a_column_of_one_type(tmp_path: Path) -> None:

@@ -1,53 +1,14 @@
-"""Losses by block of the validation text, and intervals that hold the evaluation's error."""
+"""Intervals of differences of losses that hold the evaluation's error."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from statistics import fmean, stdev
+from statistics import stdev
 
 import numpy as np
 import pytest
-from support.launches import train_all
-from support.report_experiment import cells_of, report_of
 
-import asyncpp
 from asyncpp_cli.report.analysis.statistics import paired
-from benchmarks.held_out import blocks_of, difference, rows_of
-
-
-def test_blocks_have_the_loss_that_the_run_measured_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = tmp_path / "text.txt"
-    text.write_bytes(bytes(np.random.default_rng(0).integers(97, 123, size=200_000, dtype=np.uint8)))
-    asyncpp.sweep(
-        "quickstart",
-        *("matrix.schedule=[1f1b,2bw]", "matrix.optimizer=[muon]", "matrix.error_feedback=[true,false]"),
-        *("model=micro", "parallel.stages=1", "schedule.microbatches=1", "train.microbatch_size=8"),
-        *("train.steps=4", "train.eval_interval=4", "train.eval_microbatches=16", "data.context=64"),
-        f"data.path={text}",
-        out=tmp_path / "runs",
-    )
-    train_all(tmp_path / "runs")
-    rows = list(rows_of(str(tmp_path / "runs"), blocks=2, tokens=16 * 8 * 64))
-    assert [(row["schedule"], row["error_feedback"]) for row in rows] == [
-        ("1f1b", 0.0),
-        ("2bw", 1.0),
-        ("2bw", 0.0),
-    ]
-    for row in rows:
-        blocks = blocks_of({key: str(value) for key, value in row.items()})
-        assert len(blocks) == 2
-        # Rounded to six decimals; float32 sums of another batch size.
-        assert fmean(blocks) == pytest.approx(row["val_loss"], abs=2e-6)
-    # A block of each micro-batch gives the error that the run wrote.
-    monkeypatch.setattr("benchmarks.held_out._SEQUENCES", 8)
-    rows = list(rows_of(str(tmp_path / "runs"), blocks=16, tokens=16 * 8 * 64))
-    expected = {stdev(blocks_of({key: str(value) for key, value in row.items()})) / 4 for row in rows}
-    cells = cells_of(tmp_path / "runs")
-    assert sorted(cell["val_loss_error"] for cell in cells) == pytest.approx(sorted(expected), abs=2e-6)
-    [said] = [line for line in report_of(tmp_path / "runs").conditions if "Standard error" in line]
-    assert "nats per token; all runs read the same text" in said
+from benchmarks.results.blocks import difference
 
 
 def test_an_interval_without_evaluation_error_is_the_paired_one() -> None:

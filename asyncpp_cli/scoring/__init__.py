@@ -1,1 +1,0 @@
-"""Scores and samples of a run's checkpoints."""
