@@ -113,6 +113,7 @@ class TrainingLoop:
                 timeout=config.site.save_timeout,
                 oldest=continues_from,
                 owners=owners,
+                has_rows=recorder.has_rows,
             )
         writer = (program.rank_of_stage[program.loss_stage], 0)
         self._meetings = DrainMeetings(process, writing_process=writer[0] * config.parallel.data)
@@ -314,7 +315,7 @@ class TrainingLoop:
             return
         self._doing.begin("writing a checkpoint", kind="disk")
         self._checkpoints.save(
-            Progress(step=step, seconds=self._seconds),
+            Progress(step=step, seconds=self._seconds, rows=self._rows.written()),
             self._stages,
             self._program(step, 1).initial_versions,
             first=self._rows.flush,

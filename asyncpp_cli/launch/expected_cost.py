@@ -13,7 +13,7 @@ from asyncpp_cli.planner.cells import device_of, expected
 from asyncpp_cli.runs.attempts.cost import amount
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment
-from asyncpp_cli.runs.status import is_done
+from asyncpp_cli.runs.status import State, is_done
 from asyncpp_cli.sites.profile import Site
 
 
@@ -32,16 +32,17 @@ class ExpectedCost:
 def expected_cost(
     experiment: Experiment, site: Site, pauses: Pauses = NO_PAUSES, *, only: Collection[str] | None = None
 ) -> ExpectedCost:
-    """The expected cost of the runs that are not done, or of those in `only`; damaged ones are unknown."""
+    """The expected cost of the runs that are not done, or of those in `only`; damaged ones are left out."""
     hours = []
     runs = unknown = 0
     # A run that does not fit is reported by what follows, not here.
     settings = device_of(site) | {"memory_gb": None}
     for cell in experiment.cells:
         run = experiment.run(cell.id)
-        if (only is not None and run.id not in only) or is_done(
-            current_status(run), until=pauses.get(run.id)
-        ):
+        if only is not None and run.id not in only:
+            continue
+        status = current_status(run)
+        if status.state == State.DAMAGED or is_done(status, until=pauses.get(run.id)):
             continue
         runs += 1
         try:

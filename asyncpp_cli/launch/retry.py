@@ -37,7 +37,8 @@ def chosen_by_site(
     by_site: dict[str, list[str] | None] = {}
     for run_id, submitted_to in chosen.items():
         try:
-            repair_run(experiment.run(run_id))
+            if done := repair_run(experiment.run(run_id)):
+                say(done)
         except UserError as error:
             say(f"left out: {error}")
             continue

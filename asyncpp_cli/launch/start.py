@@ -65,9 +65,12 @@ def _next(experiment: Experiment, *, complete: bool) -> str:
 
     folder = experiment.folder
     if not complete:
-        failed = [run for run in experiment.runs if current_status(run).state == State.FAILED]
+        states = {run.id: current_status(run).state for run in experiment.runs}
+        if State.DAMAGED in states.values():
+            return f"Next: {command('status', folder)}    repair: {command('launch', folder, '--failed')}"
+        failed = [run_id for run_id, state in states.items() if state == State.FAILED]
         if failed:
-            return f"Next: {command('logs', folder / failed[0].id)}    resume: {command('launch', folder)}"
+            return f"Next: {command('logs', folder / failed[0])}    resume: {command('launch', folder)}"
         return f"Next: {command('status', folder)}    go on: {command('launch', folder)}"
     page = command("report", folder, "--format", "html", "--out", "report.html")
     return f"Next: {command('report', folder)}    with curves: {page}"
@@ -148,6 +151,7 @@ def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
     from asyncpp_cli.launch.cancel import Cancellations
     from asyncpp_cli.launch.local_machine import Interrupted, Launcher, tasks_of
     from asyncpp_cli.launch.progress import shown_progress
+    from asyncpp_cli.runs.attempts.repair import damage
     from asyncpp_cli.runs.attempts.settle import current_status
     from asyncpp_cli.runs.status import Cause, State, is_done
     from asyncpp_cli.sites.resources import this_machine
@@ -158,9 +162,12 @@ def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
     machine = this_machine()
     runs = [run for run in experiment.runs_to_launch if only is None or run.id in only]
     # Configurations of runs that are done are not read: there may be a thousand.
-    missing = [run for run in runs if not is_done(current_status(run), until=pauses.get(run.id))]
-    tasks, damaged = tasks_of(missing, replay=options.replay, machine=machine, pauses=pauses)
-    for message in damaged:
+    statuses = {run: current_status(run) for run in runs}
+    missing = [run for run in runs if not is_done(statuses[run], until=pauses.get(run.id))]
+    damaged = [run for run in missing if statuses[run].state == State.DAMAGED]
+    whole = [run for run in missing if run not in damaged]
+    tasks, refused = tasks_of(whole, replay=options.replay, machine=machine, pauses=pauses)
+    for message in [*(damage(run, statuses[run]) for run in damaged), *refused]:
         say(f"left out: {message}")
     if any(0 < task.resources.gpus < task.resources.processes for task in tasks):
         say(
@@ -169,7 +176,7 @@ def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
         )
     try:
         with shown_progress(done_before=len(runs) - len(missing), pauses=pauses) as progress:
-            statuses = Launcher(
+            ended = Launcher(
                 tasks,
                 machine=machine,
                 max_parallel=options.max_parallel,
@@ -182,12 +189,12 @@ def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
         say(f"{interrupted}: ended the runs that this launch had started.")
         say(f"To resume: {resume_command(runs, experiment.folder, options)}")
         return INTERRUPTED_CODE
-    done = [is_done(status, until=task.until) for task, status in zip(tasks, statuses, strict=True)]
+    done = [is_done(status, until=task.until) for task, status in zip(tasks, ended, strict=True)]
     completed = len(runs) - len(missing) + sum(done)
-    ended = (State.COMPLETED, State.PAUSED, State.RUNNING)
+    left_alone = (State.COMPLETED, State.PAUSED, State.RUNNING)
     left_out = sum(
-        task.run.id in cancelled and status.state not in ended and status.cause != Cause.CANCELLED
-        for task, status in zip(tasks, statuses, strict=True)
+        task.run.id in cancelled and status.state not in left_alone and status.cause != Cause.CANCELLED
+        for task, status in zip(tasks, ended, strict=True)
     )
     cancelled_note = f"; {left_out} were cancelled before they began" if left_out else ""
     how = "completed or paused" if pauses else "completed"

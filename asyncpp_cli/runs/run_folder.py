@@ -86,12 +86,17 @@ class Run:
         return self.folder / "checkpoints"
 
     @property
-    def saved_step(self) -> int | None:
-        """Step of the newest checkpoint; None if there is none or the folder cannot be listed."""
+    def saved_steps(self) -> tuple[int, ...]:
+        """Steps of the checkpoints, newest first; none if the folder cannot be listed."""
         try:
-            return next(iter(saved_steps(self.checkpoints)), None)
+            return tuple(saved_steps(self.checkpoints))
         except OSError:
-            return None
+            return ()
+
+    @property
+    def saved_step(self) -> int | None:
+        """Step of the newest checkpoint; None if there is none."""
+        return next(iter(self.saved_steps), None)
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the lock under which the run's status is changed."""

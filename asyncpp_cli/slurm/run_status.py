@@ -11,7 +11,6 @@ from pathlib import Path
 
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.end_row import metrics_problem
 from asyncpp_cli.runs.attempts.files import Claimed, Job
 from asyncpp_cli.runs.attempts.outcome import last_lines, tail
 from asyncpp_cli.runs.attempts.settle import current_status
@@ -228,11 +227,10 @@ class SlurmQueue:
         for cell in self._experiment.cells:
             each = self.run_status(self._experiment.run(cell.id), with_accounting=with_accounting)
             # One that is running stays so: it can be cancelled, and is not removed.
-            if each.status.state not in (State.RUNNING, State.DAMAGED):
-                problem = config_problem(self._experiment, cell) or metrics_problem(each.run, each.status)
-                if problem:
-                    damaged = replace(each.status, state=State.DAMAGED, reason=problem)
-                    each = replace(each, status=damaged)
+            if each.status.state not in (State.RUNNING, State.DAMAGED) and (
+                problem := config_problem(self._experiment, cell)
+            ):
+                each = replace(each, status=replace(each.status, state=State.DAMAGED, reason=problem))
             found.append(each)
         return found
 
@@ -290,7 +288,7 @@ def unclaimed_job(
         accounted: its accounting record.
     """
     submitted = task.submission.state == "submitted" and task.array.id
-    if not submitted or status.state in (State.COMPLETED, State.RUNNING):
+    if not submitted or status.state in (State.COMPLETED, State.RUNNING, State.DAMAGED):
         return None
     job = Attempt(run, status.attempt).job if status.attempt else None
     claimed = job is not None and (job.name, job.index) == task.key

@@ -124,8 +124,17 @@ class Index(Record, frozen=True, kw_only=True):
     """Training time so far."""
     versions: Annotated[list[int], Meta(min_length=1)]
     """Weight versions that the next segment starts with."""
+    rows: FileEntry | None = None
+    """Size and SHA-256 of the run's metrics when it was begun: it comes after these rows."""
     tensors: dict[str, SavedTensor]
     stages: list[StageRecord]
+
+
+class _Rows(Record, frozen=True, kw_only=True):
+    format: int
+    step: Count
+    owner: Owner | None
+    rows: FileEntry | None = None
 
 
 class _Head(Record, frozen=True):
@@ -224,6 +233,19 @@ def _is_started(state: CorrectionState) -> bool:
     return True
 
 
+def rows_before(folder: Path, *, run: str) -> FileEntry | None:
+    """Size and SHA-256 of the metrics that a checkpoint comes after in the run with this id: of nothing if it
+    is another run's, from which this one begins; None if they are unknown.
+
+    Raises:
+        CheckpointError: its index is missing or damaged.
+    """
+    found = _read(folder / INDEX, _Rows)
+    if found.owner is not None and found.owner.run != run:
+        return FileEntry(bytes=0, sha256=hashlib.sha256().hexdigest())
+    return found.rows
+
+
 def check_owner(index: Index, owners: Sequence[Owner]) -> Owner | None:
     """The run that a checkpoint belongs to, one of these.
 
@@ -258,7 +280,7 @@ def _naming(file: Path) -> Iterator[None]:
         raise CheckpointError(str(error).removeprefix(f"{file.parent}/")) from error
 
 
-_Content = TypeVar("_Content", Manifest, Index)
+_Content = TypeVar("_Content", Manifest, Index, _Rows)
 
 
 def _read(file: Path, kind: type[_Content]) -> _Content:
@@ -325,7 +347,8 @@ def commit(checkpoints: Path, index: Index, files: Mapping[str, FileEntry], *, k
         finished.rename(checkpoints / f"{_UNFINISHED}old-step-{step}")
     unfinished.rename(finished)
     _sync_folder(checkpoints)
-    for old in saved_steps(checkpoints)[keep:]:
+    # Later ones were not used: this attempt began before them.
+    for old in [earlier for earlier in saved_steps(checkpoints) if earlier <= step][keep:]:
         # Renamed first, so that a partly removed folder does not look like a checkpoint.
         folder_of(checkpoints, old).rename(checkpoints / f"{_UNFINISHED}old-step-{old}")
     remove_unfinished(checkpoints)

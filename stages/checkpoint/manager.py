@@ -50,6 +50,8 @@ class Progress:
     """Steps done."""
     seconds: float
     """Training time so far."""
+    rows: FileEntry | None = None
+    """The metrics so far, on the process that writes them."""
 
 
 class Checkpoints:
@@ -63,6 +65,7 @@ class Checkpoints:
         oldest: step of the first one, if the run continues another; 0: a run may start without any.
         owners: the run, and others whose checkpoints it may continue from; none: it has no name, and takes
             any that fits.
+        has_rows: whether the run's metrics still have the rows before the checkpoint of a step.
     """
 
     def __init__(
@@ -74,8 +77,10 @@ class Checkpoints:
         timeout: float,
         oldest: int,
         owners: Sequence[Owner],
+        has_rows: Callable[[int], bool] = lambda step: True,
     ) -> None:
         self._folder = folder
+        self._has_rows = has_rows
         self._owners = owners
         self._oldest = oldest
         self._keep = keep
@@ -148,7 +153,8 @@ class Checkpoints:
             file = unfinished / f"rank-{self._rank}.safetensors"
             places, entry = write_tensors(file, tensors)
             first()
-            return msgspec.to_builtins({"tensors": places, "stages": records, "files": {file.name: entry}})
+            own = {"tensors": places, "stages": records, "files": {file.name: entry}, "rows": progress.rows}
+            return msgspec.to_builtins(own)
 
         def commit(parts: list[Json]) -> None:
             index = msgspec.convert(
@@ -159,6 +165,7 @@ class Checkpoints:
                     "torch": str(torch.__version__),
                     "seconds": progress.seconds,
                     "versions": list(versions),
+                    "rows": next((part["rows"] for part in parts if part["rows"]), None),
                     "tensors": {key: place for part in parts for key, place in part["tensors"].items()},
                     "stages": [record for part in parts for record in part["stages"]],
                 },
@@ -184,7 +191,8 @@ class Checkpoints:
     ) -> Progress:
         """Load the newest checkpoint that is whole and fits this run; without any, start from step 0.
 
-        One that is damaged, or does not fit, is skipped with a warning on standard error.
+        One that is damaged, does not fit, or comes after rows that the metrics have lost is skipped with a
+        warning on standard error.
 
         Args:
             stages: those of this process, newly built; their state is replaced.
@@ -192,11 +200,17 @@ class Checkpoints:
 
         Raises:
             FormatError: it is of another format.
-            LostCheckpointError: none fits, but one is whole; or the run must not start from step 0.
+            LostCheckpointError: none fits, but one is whole; the metrics lack the rows before all of them; or
+                the run must not start from step 0.
         """
         misfit = None
         expected = _ExpectedStates(stages)
-        for step in self._on_rank_0(self._begin):
+        steps, without_rows = self._on_rank_0(self._begin)
+        if without_rows and not steps:
+            raise LostCheckpointError(
+                f"the run's metrics have lost the rows before its checkpoints of steps {without_rows}"
+            )
+        for step in steps:
             folder = files.folder_of(self._folder, step)
             wrong = self._damage(folder)
             if wrong is None:
@@ -222,10 +236,16 @@ class Checkpoints:
             )
         return Progress(step=0, seconds=0.0)
 
-    def _begin(self) -> list[int]:
-        """Steps that have checkpoints; no earlier attempt can complete another one afterwards."""
+    def _begin(self) -> tuple[list[int], list[int]]:
+        """Steps that have checkpoints, with and without the rows before them; no earlier attempt can complete
+        another one afterwards."""
         files.remove_unfinished(self._folder)
-        return files.saved_steps(self._folder)
+        steps = files.saved_steps(self._folder)
+        lost = [step for step in steps if not self._has_rows(step)]
+        for step in lost:
+            folder = files.folder_of(self._folder, step)
+            print(f"warning: checkpoint {folder} is not used: the metrics have lost rows", file=sys.stderr)
+        return [step for step in steps if step not in lost], lost
 
     def _read(
         self,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from stages.checkpoint.files import FileEntry
+
 
 class Recorder(Protocol):
     """Receives a run's measurements. Only the rank of the last stage, which has the loss, calls it."""
@@ -18,6 +20,12 @@ class Recorder(Protocol):
 
     def flush(self) -> None:
         """Sync all rows to the disk; called before a checkpoint is completed."""
+
+    def written(self) -> FileEntry | None:
+        """Size and SHA-256 of all rows so far; None if they are kept nowhere."""
+
+    def has_rows(self, step: int) -> bool:
+        """Whether the rows that were written before the checkpoint of a step are still there."""
 
     def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
         """Report that the run makes progress, after `step` updates."""

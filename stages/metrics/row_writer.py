@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from stages.checkpoint.files import FileEntry
 from stages.config.run_config import RunConfig, tokens_per_step
 from stages.data.dataset import Corpus
 from stages.memory.measure import RankMemory, memory_fields
@@ -174,6 +175,10 @@ class Rows:
     def pause(self, *, step: int, seconds: float) -> None:
         """Write that the run pauses after `step` steps, evaluated and saved."""
         self.write({"kind": "pause", "step": step, "seconds": seconds})
+
+    def written(self) -> FileEntry | None:
+        """Size and SHA-256 of all rows so far, if this process writes."""
+        return None if self._recorder is None else self._recorder.written()
 
     def flush(self) -> None:
         """Make sure that the rows are on the disk: no checkpoint is newer than the metrics."""

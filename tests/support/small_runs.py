@@ -126,6 +126,12 @@ class Rows:
     def flush(self) -> None:
         pass
 
+    def written(self) -> None:
+        return None
+
+    def has_rows(self, step: int) -> bool:
+        return True
+
     def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
         pass
 

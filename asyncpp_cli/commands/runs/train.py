@@ -97,6 +97,7 @@ def _train(
     Raises:
         SystemExit: with `RESUMABLE`, after saving on a request to stop.
     """
+    from asyncpp_cli.base.console import command
     from asyncpp_cli.runs.attempts.claims import record_processes
     from asyncpp_cli.runs.attempts.recorder import RunRecorder
     from asyncpp_cli.runs.attempts.settle import end_rank
@@ -163,7 +164,10 @@ def _train(
             raise RuntimeError(
                 f"the run's own code ended the process (SystemExit: {leaving.code})"
             ) from leaving
-        except (DeviceSettingError, FormatError, LostCheckpointError) as error:
+        except LostCheckpointError as error:
+            repair = command("launch", run.folder.parents[1] / run.id)
+            raise UserError(f"{error}; where metrics are lost, {repair} starts again before that") from error
+        except (DeviceSettingError, FormatError) as error:
             raise UserError(str(error)) from error
         finally:
             recorder.close()

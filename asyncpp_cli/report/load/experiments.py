@@ -18,9 +18,8 @@ from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.load.utilisation import utilisation
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.cost import cost_of_run
-from asyncpp_cli.runs.attempts.end_row import metrics_problem
 from asyncpp_cli.runs.attempts.files import Claimed, Outcome
-from asyncpp_cli.runs.attempts.settle import settle
+from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, runs_at
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import items
@@ -72,15 +71,12 @@ def _load(cell: Cell, run: Run, queue: SlurmQueue, *, configs: Lock, keep_steps:
         if (lineage := run.lineage()) is not None:
             # Not the same as a run of this configuration from its beginning.
             config = {**config, "continues": lineage.label}
-        status = _status(run, queue)
+        status = current_status(run, scheduler=queue)
+        if status.state == State.DAMAGED:
+            return replace(plain, config=config, state="damaged", reason=status.reason)
         metrics = read_metrics(run)
-        problem = metrics_problem(run, status)
-        if not problem and (
-            wrong := fault(metrics, run_config, state=status.state, from_start=lineage is None)
-        ):
-            problem = f"{run.metrics_file}: {wrong}"
-        if problem:
-            return replace(plain, config=config, state="damaged", reason=problem)
+        if wrong := fault(metrics, run_config, state=status.state, from_start=lineage is None):
+            return replace(plain, config=config, state="damaged", reason=f"{run.metrics_file}: {wrong}")
         measurement = measure(metrics)
         if cell.loss_of is not None:
             measurement = without_losses(measurement)
@@ -152,15 +148,6 @@ def _problems(run: Run, metrics: Metrics, status: Status) -> tuple[str, ...]:
             except DamagedError as error:
                 found.append(f"{error}; the cost of this attempt is not known")
     return tuple(found)
-
-
-def _status(run: Run, queue: SlurmQueue) -> Status:
-    """The run's status, after recording the end of a run whose processes have vanished."""
-    try:
-        return settle(run, scheduler=queue)
-    except OSError:
-        # Another user's experiment, or a read-only disk: the status is taken as it is.
-        return run.status()
 
 
 @dataclass(frozen=True, kw_only=True)

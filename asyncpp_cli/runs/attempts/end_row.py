@@ -1,19 +1,26 @@
-"""The `end` or `pause` row of the metrics: a run is completed or paused only with it, whatever the exit codes
-of its processes."""
+"""Whether the metrics are complete.
+
+A run is completed or paused only with its `end` or `pause` row, whatever the exit codes of its processes. It
+can resume only from a checkpoint whose rows are there: an attempt writes after the rows before it, notices
+when the file is not as it wrote it, and ends with a checksum of all. So a file whose end row is intact has
+every row.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import mmap
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
+from stages.checkpoint.files import CheckpointError, folder_of, rows_before
 from stages.config.records import CHECKSUM, is_intact, open_file
 
 _START = b'"kind": "start"'
@@ -59,23 +66,54 @@ def missing_pause_row(metrics: Path, *, attempt: int, until: int) -> str:
 def metrics_problem(run: Run, status: Status) -> str:
     """What is wrong with the metrics of a run that is not training, as far as it shows without parsing them.
 
-    Empty if nothing is. A completed run must have its end row, rows must be this run's, and the checksum in
-    the last row must be that of all before it. A file that has not changed since is not read again.
+    Empty if nothing is. A completed run must have its end row, another the rows before one of its checkpoints
+    if it has any; rows must be this run's, and the checksum in the last row must be that of all before it. A
+    file that has not changed since is not read again.
     """
     file = run.metrics_file
     completed = (status.attempt, status.steps) if status.state == State.COMPLETED else None
     try:
-        found = file.stat()
-        return _problem(run, completed, found.st_mtime_ns, found.st_size)
-    except FileNotFoundError as error:
-        return f"{file}: {file.name} cannot be read: {error.strerror}" if completed else ""
+        saved = () if completed or not status.attempt else run.saved_steps
+        try:
+            found = file.stat()
+        except FileNotFoundError as error:
+            if completed:
+                return f"{file}: {file.name} cannot be read: {error.strerror}"
+            return _rows_lost(run, saved, b"")
+        return _problem(run, completed, saved, found.st_mtime_ns, found.st_size)
     except (OSError, DamagedError) as error:
         return f"{file} cannot be read ({error})"
 
 
+def has_rows(run: Run, step: int) -> bool:
+    """Whether the metrics have the rows that were written before the checkpoint of a step."""
+    try:
+        return not _rows_lost(run, (step,), run.metrics_file.read_bytes())
+    except FileNotFoundError:
+        return not _rows_lost(run, (step,), b"")
+
+
+def _rows_lost(run: Run, saved: Sequence[int], content: bytes) -> str:
+    """What is wrong if the metrics lack the rows before each of these checkpoints; empty if they do not."""
+    lost = []
+    for step in saved:
+        try:
+            rows = rows_before(folder_of(run.checkpoints, step), run=run.id)
+        except CheckpointError:
+            continue  # it is of no use itself
+        if rows is None or hashlib.sha256(content[: rows.bytes]).hexdigest() == rows.sha256:
+            return ""
+        lost.append(f"step {step}")
+    before = " and ".join(lost)
+    return f"{run.metrics_file} has lost rows before {before}, where the run would resume" if lost else ""
+
+
 @functools.lru_cache(maxsize=100_000)
-def _problem(run: Run, completed: tuple[int, int] | None, changed: int, size: int) -> str:
-    """As `metrics_problem`; `completed`: attempt and steps of a completed run."""
+def _problem(
+    run: Run, completed: tuple[int, int] | None, saved: tuple[int, ...], changed: int, size: int
+) -> str:
+    """As `metrics_problem`; `completed`: attempt and steps of a completed run; `saved`: steps of another's
+    checkpoints."""
     with open_file(run.metrics_file) as opened:
         content = opened.read()
     end, start = _row_at(content, len(content) - 1), _row_at(content, content.rfind(_START))
@@ -90,7 +128,7 @@ def _problem(run: Run, completed: tuple[int, int] | None, changed: int, size: in
     last = content[content.rfind(b"\n", 0, max(len(content) - 1, 0)) + 1 :]
     if f'"{CHECKSUM}": '.encode() in last and not is_intact(content):
         return f"{run.metrics_file} does not match its checksum: it was changed after it was written"
-    return ""
+    return _rows_lost(run, saved, content)
 
 
 def _last_row(metrics: Path, *, kind: str, attempt: int) -> tuple[Mapping[str, Any], str]:

@@ -16,10 +16,12 @@ from typing import Any
 from asyncpp_cli.base.atomic_files import write_bytes
 from asyncpp_cli.base.version import asyncpp_version, commit
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.end_row import has_rows
 from asyncpp_cli.runs.attempts.lease import is_superseded, taken_over
 from asyncpp_cli.runs.log_lines import StepLines
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Status
+from stages.checkpoint.files import FileEntry
 from stages.config.records import with_checksum
 
 
@@ -41,19 +43,28 @@ class MetricsWriter:
             os.write(self._descriptor, b"\n")
         with run.metrics_file.open("rb") as written:
             self._digest = hashlib.file_digest(written, "sha256")
+            self._size = written.tell()
 
     @property
-    def is_removed(self) -> bool:
-        return os.fstat(self._descriptor).st_nlink == 0
+    def is_whole(self) -> bool:
+        """Whether the file is still the one that this process has written."""
+        found = os.fstat(self._descriptor)
+        return found.st_nlink > 0 and found.st_size == self._size
+
+    @property
+    def written(self) -> FileEntry:
+        """Size and SHA-256 of the file."""
+        return FileEntry(bytes=self._size, sha256=self._digest.hexdigest())
 
     def append(self, row: Mapping[str, Any]) -> None:
-        if self.is_removed:
-            raise OSError("metrics.jsonl was removed while the run writes it")
+        if not self.is_whole:
+            raise OSError("metrics.jsonl was removed, cut or written by others while the run writes it")
         if row["kind"] in ("end", "pause"):
             line = with_checksum(json.dumps(row), before=self._digest)
         else:
             line = (json.dumps(row) + "\n").encode()
         self._digest.update(line)
+        self._size += len(line)
         if os.write(self._descriptor, line) != len(line):
             raise OSError("the disk is full: a metrics row was written in part")
 
@@ -98,7 +109,7 @@ class RunRecorder:
         if self._metrics is None:
             self._check_not_superseded()
             self._metrics = MetricsWriter(self._run)
-        if self._metrics.is_removed:
+        if not self._metrics.is_whole:
             self._check_not_superseded()
         if row["kind"] == "start":
             ours = {"run": self._run.id, "attempt": self._attempt.number}
@@ -125,6 +136,14 @@ class RunRecorder:
         if self._metrics is not None:
             self._metrics.flush()
             self._check_not_superseded()
+
+    def written(self) -> FileEntry | None:
+        """Size and SHA-256 of all rows so far; None before the first."""
+        return None if self._metrics is None else self._metrics.written
+
+    def has_rows(self, step: int) -> bool:
+        """Whether the metrics still have the rows that were written before the checkpoint of a step."""
+        return has_rows(self._run, step)
 
     def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
         """Update progress in the status; written at most twice per second."""

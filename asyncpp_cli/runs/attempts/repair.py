@@ -1,32 +1,42 @@
-"""Repairing a damaged run: its status is rebuilt from its attempts, so that it can resume."""
+"""Repairing a damaged run: its status is rebuilt from its attempts; its metrics go back to a checkpoint."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
+from dataclasses import replace
 from pathlib import Path
 
+from asyncpp_cli.base.atomic_files import write_bytes
+from asyncpp_cli.base.console import command
 from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.end_row import has_rows, metrics_problem
 from asyncpp_cli.runs.attempts.files import Claimed, RankEnd, RankStart
 from asyncpp_cli.runs.attempts.outcome import outcome_of
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.processes import is_gone, is_local
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
+from stages.checkpoint.files import CheckpointError, folder_of, rows_before
 from stages.config.run_config import SiteConfig
 
-_REASON = "its files were damaged and have been repaired; it resumes from its checkpoints"
+_REASON = "its files were damaged and have been repaired; it resumes from"
 
 
-def repair_run(run: Run) -> None:
-    """Replace the status of a damaged run, keeping the damaged file beside it; does nothing to other runs.
+def repair_run(run: Run) -> str:
+    """Replace the status of a damaged run, and its metrics if they are damaged; does nothing to other runs.
+    What was there is kept beside it.
+
+    Returns:
+        What was done, for people; empty if nothing was.
 
     Raises:
         UserError: the folder is gone, the configuration is damaged, or the run may still be running.
     """
     if current_status(run).state != State.DAMAGED:
-        return
+        return ""
     if not run.folder.is_dir():
         raise UserError(f"{run.folder} is gone: `asyncpp sweep` into the same folder makes the run anew")
     try:
@@ -37,29 +47,67 @@ def repair_run(run: Run) -> None:
         attempt = Attempt(run, _last_attempt(run))
         if (why := _may_be_running(attempt)) is not None:
             raise UserError(f"{run.id} cannot be repaired: {why}")
-        if run.status_file.exists():
-            run.status_file.replace(_backup_name(run.status_file))
-        state, cause, reason = State.INTERRUPTED, Cause.ERROR, _REASON
+        _set_aside(run.status_file)
+        now = time.time()
+        status = Status(
+            state=State.INTERRUPTED,
+            cause=Cause.ERROR,
+            attempt=attempt.number,
+            step=next((step for step in run.saved_steps if has_rows(run, step)), 0),
+            steps=steps,
+            started=now,
+            updated=now,
+            ended=now,
+        )
         claimed = attempt.read(Claimed)
         if claimed is not None:
-            outcome = outcome_of(attempt, attempt.ends(claimed.processes), steps=steps)
-            if outcome[0] in (State.COMPLETED, State.PAUSED):
-                state, cause, reason = outcome
-        step = steps if state == State.COMPLETED else run.saved_step or 0
-        now = time.time()
-        run.write_status(
-            Status(
-                state=state,
-                cause=cause,
-                reason=reason,
-                attempt=attempt.number,
-                step=step,
-                steps=steps,
-                started=now,
-                updated=now,
-                ended=now,
-            )
-        )
+            state, cause, reason = outcome_of(attempt, attempt.ends(claimed.processes), steps=steps)
+            step = steps if state == State.COMPLETED else status.step
+            if state in (State.COMPLETED, State.PAUSED):
+                ended = replace(status, state=state, cause=cause, reason=reason, step=step)
+                if not metrics_problem(run, ended):
+                    run.write_status(ended)
+                    return f"{run.id} is repaired: it is {state}"
+        if metrics_problem(run, status):
+            status = replace(status, step=_go_back(run))
+        status = replace(status, reason=f"{_REASON} step {status.step}")
+        run.write_status(status)
+        return f"{run.id} is repaired: it resumes from step {status.step}"
+
+
+def damage(run: Run, status: Status) -> str:
+    """What is wrong with a damaged run, and the command that repairs it."""
+    if not run.folder.is_dir():
+        return status.reason
+    return f"{status.reason}; to repair it: {command('launch', run.folder.parents[1] / run.id)}"
+
+
+def _go_back(run: Run) -> int:
+    """Cut the metrics to the rows before the newest checkpoint whose rows are there; returns its step.
+
+    Without any, metrics and checkpoints are set aside, and the run starts again.
+
+    Raises:
+        UserError: it cannot start again, because it continues another.
+    """
+    content = run.metrics_file.read_bytes() if run.metrics_file.is_file() else b""
+    for step in run.saved_steps:
+        with contextlib.suppress(CheckpointError):
+            rows = rows_before(folder_of(run.checkpoints, step), run=run.id)
+            if rows is not None and hashlib.sha256(content[: rows.bytes]).hexdigest() == rows.sha256:
+                _set_aside(run.metrics_file)
+                write_bytes(run.metrics_file, content[: rows.bytes], sync=True)
+                return step
+    if run.lineage() is not None:
+        raise UserError(f"{run.id} cannot be repaired: it continues another run, and its metrics are lost")
+    _set_aside(run.metrics_file)
+    _set_aside(run.checkpoints)
+    return 0
+
+
+def _set_aside(path: Path) -> None:
+    if path.exists():
+        path.replace(_backup_name(path))
 
 
 def _last_attempt(run: Run) -> int:

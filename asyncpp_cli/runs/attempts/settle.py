@@ -15,6 +15,7 @@ from dataclasses import replace
 from asyncpp_cli.base.errors import DamagedError, refusal_of
 from asyncpp_cli.base.plain_text import printable
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.end_row import metrics_problem
 from asyncpp_cli.runs.attempts.files import (
     Claimed,
     EarlyExits,
@@ -70,16 +71,19 @@ def settle(
 def current_status(
     run: Run, *, none_to_come: int | None = None, scheduler: Scheduler | None = None
 ) -> Status:
-    """As `settle`, but without errors: a run whose files cannot be read has state `damaged`.
+    """As `settle`, but without errors: a run whose files cannot be read has state `damaged`, as has one whose
+    metrics are not complete (`metrics_problem`).
 
     If the status cannot be written (another user's run, a full or read-only disk), returns what would have
     been written.
     """
     try:
         try:
-            return settle(run, none_to_come=none_to_come, scheduler=scheduler)
+            status = settle(run, none_to_come=none_to_come, scheduler=scheduler)
         except OSError:
-            return _settled(run.status(), run, none_to_come=none_to_come, scheduler=scheduler)
+            status = _settled(run.status(), run, none_to_come=none_to_come, scheduler=scheduler)
+        problem = "" if status.state == State.RUNNING else metrics_problem(run, status)
+        return replace(status, state=State.DAMAGED, reason=printable(problem)) if problem else status
     except DamagedError as error:
         return Status(state=State.DAMAGED, reason=printable(error))
     except OSError as error:

@@ -43,5 +43,5 @@ def test_a_folder_that_begins_with_a_dash_is_no_option(
     assert resume_command([run], Path("-a dash"), replace(options, until=3)) == f"{again} --until 3"
     here = replace(options, pauses={}, site="here.yaml")
     assert resume_command([run], Path("-a dash"), here) == f"{again} --site here.yaml"
-    run.write_status(Status(state=State.COMPLETED))
+    run.write_status(Status(state=State.FAILED))
     succeeded("status", *shlex.split(command("status", Path("-a dash")))[2:])

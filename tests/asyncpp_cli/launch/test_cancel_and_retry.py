@@ -111,9 +111,9 @@ def test_runs_to_retry_are_chosen_by_what_ended_them(tmp_path: Path) -> None:
         (memory, State.FAILED, Cause.OUT_OF_MEMORY),
         (limit, State.INTERRUPTED, Cause.TIME_LIMIT),
         (cancelled, State.INTERRUPTED, Cause.CANCELLED),
-        (completed, State.COMPLETED, Cause.NONE),
     ):
         experiment.run(run_id).write_status(Status(state=state, cause=cause, attempt=1))
+    succeeded("train", experiment.run(completed).folder, "--replay")
 
     def chosen(**which: bool) -> set[str]:
         wanted = {"failed": False, "timeout": False, "oom": False} | which
@@ -129,7 +129,7 @@ def test_runs_to_retry_are_chosen_by_what_ended_them(tmp_path: Path) -> None:
 
     again = asyncpp("launch", folder / completed[:-2])
     assert (again.code, again.errors) == (0, f"{completed} is completed: nothing is left to train\n")
-    experiment.run(memory).write_status(Status(state=State.COMPLETED, attempt=1))
+    experiment.run(memory).write_status(Status(state=State.INTERRUPTED, attempt=1))
     none = asyncpp("launch", folder, "--oom").errors
     assert none == f"None of the 6 runs ran out of memory: asyncpp status {folder}\n"
     ended = Status(state=State.FAILED, cause=Cause.OUT_OF_MEMORY, attempt=1)

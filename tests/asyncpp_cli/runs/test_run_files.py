@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,11 +98,23 @@ def test_the_recorder_says_how_far_the_run_is_and_which_attempt_wrote(run: Run) 
     assert run.metrics()[0] == {"kind": "start", "step": 0, "attempt": 1} | code
 
 
-def test_metrics_that_are_removed_while_they_are_written_end_the_run(run: Run) -> None:
+@pytest.mark.parametrize(
+    "harm",
+    [
+        Path.unlink,
+        lambda file: file.write_text(""),
+        lambda file: os.truncate(file, file.stat().st_size // 2),
+        lambda file: file.write_text(file.read_text() + file.read_text()),
+    ],
+    ids=["removed", "emptied", "halved", "doubled"],
+)
+def test_metrics_that_are_harmed_while_they_are_written_end_the_run(
+    harm: Callable[[Path], object], run: Run
+) -> None:
     metrics = MetricsWriter(run)
     metrics.append({"kind": "start", "step": 0, "attempt": 1})
-    run.metrics_file.unlink()
-    with pytest.raises(OSError, match="removed while the run writes it"):
+    harm(run.metrics_file)
+    with pytest.raises(OSError, match="removed, cut or written by others while the run writes it"):
         metrics.append(step_row(1))
     metrics.close()
 
