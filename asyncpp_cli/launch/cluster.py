@@ -29,7 +29,7 @@ from asyncpp_cli.runs.status import State, is_done
 from asyncpp_cli.sites.profile import Site, time_note
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import SlurmError
-from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue, run_statuses
+from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue, hold_notes, run_statuses
 from asyncpp_cli.slurm.submissions import Submission, submission_lock
 
 _POLL_SECONDS = 2.0
@@ -105,6 +105,8 @@ def submit_missing(
         left = len(runs) - sum(len(array.runs) for array in planned)
         if not planned:
             _say_nothing_to_do(experiment, run_statuses, left=left, site=site)
+            for note in () if options.wait else hold_notes(run_statuses):
+                say(note)
             return 0
         live = {run_status.job_id.partition("_")[0] for run_status in run_statuses if run_status.has_job}
         submission = submit(experiment, site, planned, options, live=sorted(live))
@@ -170,6 +172,7 @@ def follow(
     """
     polls_without_job: Counter[str] = Counter()
     warned = False
+    said: set[str] = set()
     with shown_progress(pauses=options.pauses) as progress:
         while True:
             queue = SlurmQueue(experiment)
@@ -182,6 +185,10 @@ def follow(
                 time.sleep(_POLL_SECONDS)
                 continue
             warned = False
+            for note in hold_notes(run_statuses):
+                if note not in said:
+                    said.add(note)
+                    say(note)
             for run_status in run_statuses:
                 polls_without_job[run_status.run.id] += 1
                 if run_status.is_live:

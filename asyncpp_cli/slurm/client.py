@@ -276,22 +276,33 @@ def cancel(ids: Collection[str], *, signal: str | None = None) -> None:
     """
     for portion in _portions(sorted(ids)):
         try:
-            run_command(["scancel", *([f"--signal={signal}"] if signal else []), *_grouped(portion)])
+            run_command(["scancel", *([f"--signal={signal}"] if signal else []), *grouped(portion)])
         except SlurmError as error:
             if not all(_HAS_ENDED.search(sentence) for sentence in str(error).split("; ")):
                 raise
 
 
-def _grouped(ids: Collection[str]) -> list[str]:
-    """Ids of jobs with the tasks of an array as one, `12_[0,3]`: SLURM takes a request for each id."""
+def grouped(ids: Collection[str]) -> list[str]:
+    """Ids of jobs, those of an array as one (`12_[0,3-5]`, `12_7`): SLURM takes a request for each id."""
     arrays: dict[str, list[int]] = {}
     for job_id in ids:
         array, _, index = job_id.partition("_")
         arrays.setdefault(array, []).extend([int(index)] if index else [])
     return [
-        f"{array}_[{','.join(map(str, sorted(indices)))}]" if indices else array
+        f"{array}_[{_ranges(indices)}]" if len(indices) > 1 else "_".join([array, *map(str, indices)])
         for array, indices in sorted(arrays.items())
     ]
+
+
+def _ranges(indices: Collection[int]) -> str:
+    """Array indices in SLURM's notation: `0,3-5`."""
+    ranges: list[list[int]] = []
+    for index in sorted(indices):
+        if ranges and ranges[-1][1] == index - 1:
+            ranges[-1][1] = index
+        else:
+            ranges.append([index, index])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def _environment() -> dict[str, str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
+import re
+import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -233,6 +235,28 @@ class SlurmQueue:
                 each = replace(each, status=replace(each.status, state=State.DAMAGED, reason=problem))
             found.append(each)
         return found
+
+
+_HELD = re.compile("held|JobHoldMaxRequeue|^DependencyNeverSatisfied$", re.IGNORECASE)
+"""SLURM's reasons of jobs that it does not start until somebody does something."""
+
+
+def hold_notes(run_statuses: Sequence[RunStatus]) -> list[str]:
+    """For each reason for which SLURM holds jobs until somebody does something, a line that says what."""
+    held: dict[str, list[str]] = {}
+    for each in run_statuses:
+        if each.is_queued and _HELD.search(each.pending_reason):
+            held.setdefault(each.pending_reason, []).append(each.job_id)
+    notes = []
+    for reason, ids in held.items():
+        count = "1 run waits" if len(ids) == 1 else f"{len(ids)} runs wait"
+        if reason == "DependencyNeverSatisfied":
+            notes.append(f"{count} for a job that failed ({reason}): asyncpp cancel, then launch again")
+            continue
+        who = ", as an administrator" if "Admin" in reason else ""
+        release = shlex.join(["scontrol", "release", *slurm.grouped(ids)])
+        notes.append(f"{count} until released ({reason}){who}: {release}")
+    return notes
 
 
 def run_statuses(experiment: Experiment, *, with_accounting: bool = False) -> list[RunStatus]:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -135,6 +137,62 @@ def test_a_launch_that_waits_for_room_submits_nothing_that_was_cancelled(
         assert launching.wait(timeout=60) == 1
     assert squeue() == []
     assert len(list(experiment.submissions.glob("*/submission.json"))) == 1
+
+
+@pytest.mark.timeout(200)
+def test_a_held_job_is_released_by_the_command_that_is_printed(slurm_conf: Path, tmp_path: Path) -> None:
+    experiment = sweep(tmp_path / "e")
+    site = site_file(tmp_path)
+    with no_job_can_start(slurm_conf.parents[1]):
+        succeeded("launch", experiment.folder, "--site", site, "--replay")
+        wait_for(lambda: len(squeue("%r")) == 2 and set(squeue("%r")) == {FAILED_TO_START}, seconds=60)
+    array = squeue("%F")[0]
+    held = f"2 runs wait until released ({FAILED_TO_START}): scontrol release '{array}_[0-1]'"
+    assert asyncpp("status", experiment.folder).errors.splitlines() == [held]
+    assert held in succeeded("launch", experiment.folder, "--site", site).errors.splitlines()
+    following = [
+        sys.executable,
+        "-P",
+        "-m",
+        "asyncpp_cli",
+        "launch",
+        experiment.folder,
+        "--site",
+        site,
+        "--wait",
+    ]
+    said = tmp_path / "said"
+    with said.open("w") as errors, subprocess.Popen(following, stderr=errors) as launching:
+        wait_for(lambda: held in said.read_text().splitlines(), seconds=60, why=said.read_text)
+        subprocess.run(held.partition("): ")[2], shell=True, check=True, timeout=60)
+        assert FAILED_TO_START not in squeue("%r")
+        # By a person: only one of the two, until later.
+        subprocess.run(["scontrol", "uhold", f"{array}_1"], check=True, timeout=60)
+        wait_for(lambda: "JobHeldUser" in squeue("%r"), seconds=60, why=squeue)
+        (line,) = asyncpp("status", experiment.folder).errors.splitlines()
+        assert line == f"1 run waits until released (JobHeldUser): scontrol release {array}_1"
+        wait_for(lambda: line in said.read_text().splitlines(), seconds=60, why=said.read_text)
+        assert asyncpp("cancel", experiment.folder).errors == "Cancelled: 2 queued, 0 running.\n"
+        assert launching.wait(timeout=60) == 1
+    assert said.read_text().splitlines().count(held) == 1
+
+
+FAILED_TO_START = "launch failed requeued held"
+
+
+@contextmanager
+def no_job_can_start(cluster: Path) -> Iterator[None]:
+    """The nodes find no folder for a job's script, as on a full disk: SLURM holds the job."""
+    folders = list((cluster / "spool").iterdir())
+    try:
+        for folder in folders:
+            folder.rename(folder.with_name(f"aside-{folder.name}"))
+            folder.touch()
+        yield
+    finally:
+        for folder in folders:
+            folder.unlink(missing_ok=True)
+            folder.with_name(f"aside-{folder.name}").rename(folder)
 
 
 @pytest.mark.timeout(200)

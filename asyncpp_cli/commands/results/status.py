@@ -53,7 +53,7 @@ def status(
     from asyncpp_cli.base.console import say, show_table
     from asyncpp_cli.launch.common.bad_nodes import exclusion_notes
     from asyncpp_cli.runs.experiment_folder import open_experiment
-    from asyncpp_cli.slurm.run_status import SlurmQueue
+    from asyncpp_cli.slurm.run_status import SlurmQueue, hold_notes
     from asyncpp_cli.slurm.status_records import status_records
 
     experiment = open_experiment(folder)
@@ -72,7 +72,7 @@ def status(
         return
     title, columns, rows = _table(experiment, run_statuses, cells=cells, failed=failed)
     show_table(columns, rows, title=title, fit=_FIT)
-    for note in exclusion_notes(experiment):
+    for note in [*hold_notes(run_statuses), *exclusion_notes(experiment)]:
         say(note)
     if queue.no_answer:
         say(_no_answer(queue))
@@ -106,14 +106,13 @@ def _watch(experiment: Experiment, *, cells: bool, failed: bool) -> None:
 def _current_table(
     experiment: Experiment, *, cells: bool, failed: bool
 ) -> tuple[str, list[str], list[list[str]]]:
-    from asyncpp_cli.slurm.run_status import SlurmQueue
+    from asyncpp_cli.slurm.run_status import SlurmQueue, hold_notes
 
     queue = SlurmQueue(experiment)
-    title, columns, rows = _table(
-        experiment, queue.run_statuses(with_accounting=False), cells=cells, failed=failed
-    )
-    note = f". {_no_answer(queue)}" if queue.no_answer else ""
-    return f"{time.strftime('%H:%M:%S')}  {title}{note}", columns, rows
+    run_statuses = queue.run_statuses(with_accounting=False)
+    title, columns, rows = _table(experiment, run_statuses, cells=cells, failed=failed)
+    notes = [*([_no_answer(queue)] if queue.no_answer else []), *hold_notes(run_statuses)]
+    return ". ".join([f"{time.strftime('%H:%M:%S')}  {title}", *notes]), columns, rows
 
 
 def _table(

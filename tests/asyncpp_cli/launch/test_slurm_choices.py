@@ -241,9 +241,10 @@ def test_names_and_ids_of_thousands_of_arrays_fit_into_the_arguments_of_commands
     ids = {f"7_{index}" for index in range(30_000)} | {f"{array}_3" for array in range(10_000, 20_000)}
     slurm.cancel(ids)
     told = (commands / "ids").read_text().split()
-    found = [(word.partition("_")[0], word.partition("[")[2].strip("]").split(",")) for word in told]
+    found = [(word.partition("_")[0], slurm._indices(word.partition("_")[2])) for word in told]
     assert {f"{array}_{index}" for array, indices in found for index in indices} == ids
     assert len(found) < 10_010
+    assert slurm.grouped(["12_4", "9", "12_0", "12_5", "12_3", "8_3"]) == ["12_[0,3-5]", "8_3", "9"]
 
 
 def test_slurm_is_asked_for_what_may_be_queued_alone(commands: Path) -> None:
