@@ -305,6 +305,12 @@ class CellResult:
         over_segments = spread(rate for run in self.completed for rate in _rates(run))
         return over_segments.std if over_segments is not None else None
 
+    @cached_property
+    def speed_interval(self) -> Interval | None:
+        """Of the mean tokens per second, over seeds; of one seed, over its segments. None for one number."""
+        speeds = [run.measurement.tokens_per_second or 0.0 for run in self.completed]
+        return paired(speeds if len(speeds) > 1 else [rate for run in self.completed for rate in _rates(run)])
+
     @property
     def throughput_ratio(self) -> float | None:
         """Tokens per second, relative to the fastest synchronous cell."""

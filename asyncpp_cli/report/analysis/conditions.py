@@ -96,7 +96,7 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
         lines.append(
             "Processes shared a GPU and sent messages through host memory: their throughput says little."
         )
-    lines += _load_lines(cells)
+    lines += filter(None, [busy_text(cells)])
     lineages = [run.lineage.text for cell in cells for run in cell.runs if run.lineage is not None]
     lines += [f"A run {text}" for text in lineages[:_MOST_VALUES]]
     if len(lineages) > _MOST_VALUES:
@@ -151,16 +151,17 @@ def _range(values: Sequence[float]) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def _load_lines(cells: Sequence[CellResult]) -> list[str]:
-    """The load of the machine, where processes waited for a core."""
-    loads = [run.measurement.load_per_core for cell in cells for run in cell.runs]
-    crowded = [load for load in loads if load is not None and load > CROWDED]
-    if not crowded:
-        return []
-    return [
-        f"The machine was busy during {len(crowded)} of {len(loads)} runs: up to {max(crowded):.1f} "
-        "processes per core (load average), so their times are too long, and unequally so."
-    ]
+def busy_text(cells: Iterable[CellResult]) -> str | None:
+    """That the machine had more to do than these cells' runs, and what follows; None if it had not."""
+    runs = {id(run): run for cell in cells for run in cell.runs}.values()
+    loads = [run.measurement.load_per_core or 0.0 for run in runs if not run.measurement.replayed]
+    busy = [load for load in loads if load > CROWDED]
+    if not busy:
+        return None
+    return (
+        f"The machine was busy during {len(busy)} of {len(loads)} runs (up to {max(busy):.1f} processes per "
+        "core): do not trust the speeds"
+    )
 
 
 def _compiled_lines(runs: Sequence[RunResult]) -> list[str]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult
+from asyncpp_cli.report.analysis.conditions import busy_text
 from asyncpp_cli.report.analysis.names import arm_names, value_text
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE
 
@@ -30,7 +31,7 @@ def summary_lines(cells: Sequence[CellResult]) -> list[str]:
     """The results of the delayed cells in sentences; empty without a synchronous counterpart."""
     delayed = [cell for cell in cells if cell.baseline is not None and not cell.synchronous]
     if not delayed:
-        return [*_shared_losses(cells), *_slowest_sentences(cells)]
+        return [*_shared_losses(cells), *_slowest_sentences(cells), *_diverged(cells)]
     return [
         *_shared_losses(cells),
         *_loss_sentences(delayed),
@@ -38,6 +39,7 @@ def summary_lines(cells: Sequence[CellResult]) -> list[str]:
         *_slowest_sentences(cells),
         *_target_sentences(delayed),
         *_more_updates(delayed),
+        *_diverged(cells),
         *_unpaired(cells, delayed),
         *_certainty(cells, delayed),
         *_caveats(delayed),
@@ -186,15 +188,29 @@ def _speed_sentences(delayed: Sequence[CellResult]) -> list[str]:
         ratios = _range(
             [cell.throughput_ratio for cell in cells if cell.throughput_ratio is not None], "{:.2f}"
         )
+        intervals = [cell.throughput_interval for cell in cells if cell.throughput_interval is not None]
+        not_told = [each for each in intervals if each.low <= 1 <= each.high]
         sentence = (
             f"Speed: {schedule} trains on {ratios} times as many tokens per second as {fastest.schedule}"
         )
+        if intervals and len(not_told) == len(cells):
+            sentence = (
+                f"Speed: the tokens per second of {schedule} and {fastest.schedule} cannot be told apart: "
+                f"{ratios} times as many"
+            )
+        if intervals:
+            ends = f"{min(each.low for each in intervals):.2f} to {max(each.high for each in intervals):.2f}"
+            sentence += f" ({CONFIDENCE:.0%} interval{'s' * (len(intervals) > 1)}: {ends})"
+        if 0 < len(not_told) < len(cells):
+            sentence += f", which {len(not_told)} of {len(cells)} cells cannot tell from 1"
         own = [cell.bubble.mean for cell in cells if cell.bubble is not None]
         base = [cell.fastest.bubble.mean for cell in cells if cell.fastest and cell.fastest.bubble]
         if own and base:
             sentence += (
                 f"; its ranks wait {_range(own, '{:.0%}')} of the time instead of {_range(base, '{:.0%}')}"
             )
+        if busy := busy_text([*cells, *(cell.fastest for cell in cells if cell.fastest is not None)]):
+            sentence += f". {busy}"
         sentences.append(f"{sentence}.")
         if too_fast := [cell for cell in cells if cell.is_too_fast]:
             bounds = _range([cell.throughput_bound or 0.0 for cell in too_fast], "{:.2f}")
@@ -258,6 +274,22 @@ def _more_updates(delayed: Sequence[CellResult]) -> list[str]:
                 "updates of its synchronous counterpart, and its gap includes their effect."
             )
     return sentences
+
+
+def _diverged(cells: Sequence[CellResult]) -> list[str]:
+    """Arms that lost seeds by their own fault."""
+    names = dict(zip(map(id, cells), arm_names(cells), strict=True))
+    found = [
+        f"{names[id(cell)]} in {len(cell.diverged)} of {len(cell.runs)} seeds"
+        for cell in cells
+        if cell.diverged
+    ]
+    if not found:
+        return []
+    more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+    return [
+        f"Diverged: {'; '.join(found[:MAX_NAMED])}{more}. Losses and gaps there are those of the other seeds."
+    ]
 
 
 def _unpaired(cells: Sequence[CellResult], delayed: Sequence[CellResult]) -> list[str]:

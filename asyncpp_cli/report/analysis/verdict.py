@@ -17,6 +17,7 @@ from typing import Any
 
 from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult
+from asyncpp_cli.report.analysis.conditions import busy_text
 from asyncpp_cli.report.analysis.counterparts import CORRECTION, LENGTH
 from asyncpp_cli.report.analysis.names import arm_names
 from asyncpp_cli.report.analysis.pairs import pairs
@@ -41,6 +42,10 @@ _CHOSEN_ON_THE_SAME_SEEDS = (
     "The best settings were chosen on the seeds that are compared, so the intervals are too narrow: choose "
     "them on other seeds (asyncpp tune)."
 )
+
+_UNIT_ROUNDOFF = {"float64": 2**-53, "float32": 2**-24, "bfloat16": 2**-9}
+_MOST_ROUNDING = 0.01
+"""Share of a loss beyond which a difference is no rounding, in any precision."""
 
 _MOST_SEEDS = 64
 """Limit of the search for the number of seeds that would decide."""
@@ -137,6 +142,8 @@ class Verdict:
             f"({' to '.join(ends)}) times the tokens, {self.speed.ratio:.2f} times as many per second; "
             f"{len(self.steps.seeds)} seeds"
         )
+        if busy := busy_text([*self.timed, self.fastest]):
+            text = f"{text}. {busy}"
         if self.answer != UNDECIDED:
             return f"{self.answer.capitalize()}: {text}."
         return f"Undecided: {text}. {self._remedy}"
@@ -227,10 +234,10 @@ def verdict_lines(cells: Sequence[CellResult]) -> tuple[list[str], list[str]]:
         return [verdict.sentence for verdict in timed[:_MOST_SENTENCES]] + chosen, []
     if not found and any(not cell.synchronous and cell.losses for cell in cells):
         return [], [_NO_SYNCHRONOUS_ARM]
-    if found and all(len({_tokens(cell) for cell in verdict.lengths}) == 1 for verdict in found):
+    # The arms that were run for it.
+    several = [verdict for verdict in found if len({_tokens(cell) for cell in verdict.lengths}) > 1]
+    if found and not several:
         return [], [f"{found[0].sentence} An experiment that answers it: `{_EXAMPLE}`"]
-    # Of the arms with several lengths, those that were run for it.
-    several = [verdict for verdict in found if len(verdict.lengths) > 1]
     return [], [verdict.sentence for verdict in several[:_MOST_SENTENCES]]
 
 
@@ -393,12 +400,22 @@ def _unequal(by_length: Sequence[CellResult]) -> str | None:
     for first, second in combinations(by_length, 2):
         if _tokens(first) == _tokens(second) and first.schedule != second.schedule:
             compared = pairs(second.losses, first.losses)
-            if compared.interval is not None and not compared.interval.holds_zero:
+            if compared.interval is None or compared.mean is None or compared.interval.holds_zero:
+                continue
+            if abs(compared.mean) > _rounding(first):
                 return (
                     f"{second.schedule} ends {compared.mean:+.3f} from {first.schedule}, and synchronous "
                     "schedules should have the same loss: compare their settings (asyncpp diff)"
                 )
     return None
+
+
+def _rounding(cell: CellResult) -> float:
+    """Difference of losses that sums in another order may make, nats per token: the steps' roundings add up
+    like a random walk. What training blows up beyond that differs in sign from seed to seed, and the t test
+    sees it."""
+    unit = _UNIT_ROUNDOFF[str(cell.value("train.precision") or "float32")]
+    return _mean(cell) * min(unit * math.sqrt(_steps(cell)), _MOST_ROUNDING)
 
 
 def _without_speed(cells: Iterable[CellResult]) -> str:

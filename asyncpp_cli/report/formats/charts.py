@@ -14,6 +14,7 @@ from asyncpp_cli.base.plain_text import printable
 from asyncpp_cli.base.tables import printed
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import arm_names
+from asyncpp_cli.report.analysis.statistics import CONFIDENCE
 from asyncpp_cli.report.analysis.verdict import time_by_loss, verdicts
 from asyncpp_cli.report.load.curves import Floats, band, curve
 from asyncpp_cli.report.load.diagnostics import by_step, sharpness_curve
@@ -336,7 +337,7 @@ def _time(arms: Sequence[Arm]) -> Chart:
                 [mean + way * std for mean, std in zip(means, deviations, strict=True)] for way in (-1, 1)
             )
             lines[name] = [
-                _band(place, name, style, hours, low, high),
+                *([_band(place, name, style, hours, low, high)] if any(deviations) else []),
                 Line(
                     arm=place,
                     name=name,
@@ -366,21 +367,31 @@ def _throughput(arms: Sequence[Arm]) -> Chart:
             name=name,
             style=style,
             values=[speed.mean],
-            texts=["" if cell.throughput_ratio is None else f"×{cell.throughput_ratio:.2f}"],
-            below=speed.std,
-            above=speed.std,
+            texts=[_speedup(cell)],
+            below=None if interval is None else speed.mean - interval.low,
+            above=None if interval is None else interval.high - speed.mean,
         )
         for place, (cell, name, style) in enumerate(arms)
-        if (speed := cell.tokens_per_second) is not None
+        for speed, interval in [(cell.tokens_per_second, cell.speed_interval)]
+        if speed is not None
     ]
     return Chart(
         title="Throughput",
-        about="Tokens per second in steady state, mean and standard deviation over seeds. In the bar: the "
-        "ratio to the synchronous counterpart.",
+        about=f"Tokens per second in steady state, with the {CONFIDENCE:.0%} interval of the mean over seeds "
+        "(of one seed, over its segments). In the bar: the ratio to the fastest synchronous cell, ± half of "
+        "its interval.",
         kind="bars",
         x="tokens per second",
         rows=rows,
     )
+
+
+def _speedup(cell: CellResult) -> str:
+    """The ratio to the fastest synchronous cell, with half of its interval."""
+    if cell.throughput_ratio is None:
+        return ""
+    interval = cell.throughput_interval
+    return f"×{cell.throughput_ratio:.2f}" + ("" if interval is None else f"±{interval.half_width:.2f}")
 
 
 def _grid(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from support.report_experiment import settings
 
 from asyncpp_cli.report.analysis.aggregate import aggregate
 from asyncpp_cli.report.analysis.conditions import CROWDED, conditions_lines
+from asyncpp_cli.report.analysis.statistics import paired
 from asyncpp_cli.report.analysis.summary import summary_lines
+from asyncpp_cli.report.formats.charts import charts
 from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.load.slowest import Slowest, slowest
@@ -77,6 +81,50 @@ def test_speed_gives_the_range_over_the_pairs_and_the_waiting() -> None:
     assert "wait 4% of the time instead of 31% to 33%" in said
 
 
+@pytest.mark.parametrize(
+    ("speeds", "expected"),
+    [
+        # Three arms, of two seeds each, whose intervals hold 1.
+        (
+            [(1100, 1400), (1050, 1300), (1000, 1600)],
+            "Speed: the tokens per second of 2bw and 1f1b cannot be told apart: 1.18 to 1.30 times as many "
+            "(95% intervals: 0.06 to ",
+        ),
+        (
+            [(1250, 1251), (1300, 1301), (1000, 1600)],
+            "2bw trains on 1.25 to 1.30 times as many tokens per second as 1f1b (95% intervals: ",
+        ),
+        ([(1250, 1251), (1250, 1251), (1250, 1251)], "as 1f1b (95% intervals: 1.24 to 1.26)."),
+    ],
+)
+def test_speed_says_what_its_intervals_allow_and_that_the_machine_was_busy(
+    speeds: list[tuple[int, int]], expected: str
+) -> None:
+    arms = ("adamw", "muon", "soap")
+    runs = [run("1f1b", arm, loss=2.0, seed=seed) for arm in arms for seed in (0, 1)]
+    runs += [
+        run("2bw", arm, loss=2.0, seed=seed, speed=speed)
+        for arm, of_arm in zip(arms, speeds, strict=True)
+        for seed, speed in enumerate(of_arm)
+    ]
+    said = words_of(*runs)
+    assert expected in said
+    assert ("which 1 of 3 cells cannot tell from 1" in said) == (speeds[0] == (1250, 1251) != speeds[2])
+    assert "busy" not in said
+    loaded = [replace(each, measurement=replace(each.measurement, load_per_core=3.0)) for each in runs[-2:]]
+    said = words_of(*runs[:-2], *loaded)
+    assert "The machine was busy during 2 of 12 runs (up to 3.0 processes per core): do not trust" in said
+    [bars] = [chart for name, chart in charts(aggregate(runs)[0]).items() if name == "throughput"]
+    assert "standard deviation" not in bars.about
+    adamw = bars.rows[3]
+    interval = paired([float(speed) for speed in speeds[0]])
+    assert interval is not None
+    assert adamw.above == adamw.below == pytest.approx(interval.half_width)
+    assert re.fullmatch(r"×1\.\d\d±\d+\.\d\d", adamw.texts[0])
+    alone = [each for each in runs if each.value("seed") == 0]
+    assert all(row.above is None for row in charts(aggregate(alone)[0])["throughput"].rows)
+
+
 def test_nothing_is_said_without_a_comparison() -> None:
     assert words_of(run("2bw", loss=2.0)) == ""
     assert words_of(run("1f1b", loss=2.0), run("gpipe", loss=2.0)) == ""
@@ -110,7 +158,7 @@ def test_a_machine_that_was_busy_is_named() -> None:
     busy = replace(idle, measurement=replace(idle.measurement, load_per_core=3 * CROWDED))
     for runs, said in (([idle], False), ([idle, busy], True)):
         lines = " ".join(conditions_lines(aggregate(runs)[0]))
-        assert (f"busy during 1 of 2 runs: up to {3 * CROWDED:.1f} processes per core" in lines) == said
+        assert (f"busy during 1 of 2 runs (up to {3 * CROWDED:.1f} processes per core)" in lines) == said
 
 
 def test_the_share_of_attention_that_documents_mask_is_said() -> None:
