@@ -24,7 +24,14 @@ SAMPLE_TOKENS = 48
 
 
 def show_shards(
-    path: Path, *, samples: int, seed: int, tokenizer: str | None, verify: bool, as_json: bool
+    path: Path,
+    *,
+    samples: int,
+    seed: int,
+    tokenizer: str | None,
+    dtype: str,
+    verify: bool,
+    as_json: bool,
 ) -> None:
     """Print counts and samples of both splits.
 
@@ -33,6 +40,7 @@ def show_shards(
         samples: number of samples of each split.
         seed: for the positions of the samples.
         tokenizer: to decode with; None: the prepared folder's own.
+        dtype: type of tokens in files that do not say it (`data.dtype`).
         verify: whether to check the checksum of every file.
         as_json: print one JSON object instead.
 
@@ -43,7 +51,7 @@ def show_shards(
         prepared = read_prepared(path) if is_prepared(path) else None
         if prepared is None and not find_shards(path):
             raise UserError(f"{path} holds no {MANIFEST} and no .bin files; inspect reads token shards")
-        corpus = prepare(DataConfig(path=str(path), context=1))
+        corpus = prepare(DataConfig(path=str(path), context=1, dtype=dtype))
     except DataError as error:
         raise UserError(str(error)) from error
     decoder = _decoder(prepared, tokenizer)

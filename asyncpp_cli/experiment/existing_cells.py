@@ -72,7 +72,7 @@ def check_same_data(cells: Sequence[ResolvedCell], existing: Experiment) -> None
 def _data_key(resolved: ResolvedCell) -> tuple[object, ...]:
     """What the hash of a cell's data depends on, but for the content."""
     data = resolved.config.data
-    return (*trained_paths(data).items(), data.validation_share)
+    return (*trained_paths(data).items(), data.validation_share, data.dtype)
 
 
 def _recorded_sha256(runs: Iterable[Run]) -> str | None:

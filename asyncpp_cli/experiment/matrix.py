@@ -250,7 +250,7 @@ def _pin_data(config: RunConfig, template: Template, checksums: dict[tuple[Any, 
     data = config.data
     if not 0 < data.validation_share < 1:
         return  # `check_cells` reports it
-    key = (*trained_paths(data).items(), data.validation_share)
+    key = (*trained_paths(data).items(), data.validation_share, data.dtype)
     try:
         if key not in checksums:
             checksums[key] = find_corpus(data).sha256
@@ -264,11 +264,11 @@ def _pin_data(config: RunConfig, template: Template, checksums: dict[tuple[Any, 
     given, data.validation_sha256 = data.validation_sha256, {}
     for name, path in data.validation.items():
         try:
-            if (path,) not in checksums:
-                checksums[path,] = find_validation_set(path).sha256
+            if (path, data.dtype) not in checksums:
+                checksums[path, data.dtype] = find_validation_set(path, dtype=data.dtype).sha256
         except DataError as error:
             raise UserError(f"{template.source}: data.validation.{name}: {error}") from error
-        data.validation_sha256[name] = checksums[path,]
+        data.validation_sha256[name] = checksums[path, data.dtype]
     if wrong := [name for name, known in given.items() if data.validation_sha256.get(name) != known]:
         raise UserError(
             f"{template.source}: data.validation_sha256.{wrong[0]}: data.validation.{wrong[0]} holds other "

@@ -91,46 +91,47 @@ def move_data(experiment: Experiment, path: Path) -> int:
     from stages.data.dataset import DataError, find_corpus, find_validation_set
 
     new = str(path.expanduser().absolute())
-    # By path, share held out (None: a validation set) and hash.
-    by_data: dict[tuple[str, float | None, str | None], set[str]] = {}
-    # By sources, share held out and hash.
-    by_mixture: dict[tuple[tuple[tuple[str, str], ...], float, str | None], set[str]] = {}
+    # By path, share held out (None: a validation set), type of tokens and hash.
+    by_data: dict[tuple[str, float | None, str, str | None], set[str]] = {}
+    # By sources, likewise.
+    by_mixture: dict[tuple[tuple[tuple[str, str], ...], float, str, str | None], set[str]] = {}
     for run in experiment.runs:
         try:
             data = run.config().data
         except DamagedError:
             continue
-        named: list[tuple[str, float | None, str | None]] = [
-            (set_path, None, data.validation_sha256.get(name)) for name, set_path in data.validation.items()
+        named: list[tuple[str, float | None, str, str | None]] = [
+            (set_path, None, data.dtype, data.validation_sha256.get(name))
+            for name, set_path in data.validation.items()
         ]
         if data.path is not None:
-            named.insert(0, (data.path, data.validation_share, data.sha256))
+            named.insert(0, (data.path, data.validation_share, data.dtype, data.sha256))
         for each in named:
             by_data.setdefault(each, set()).add(run.id)
         if data.sources:
-            mixture = tuple(data.sources.items()), data.validation_share, data.sha256
+            mixture = tuple(data.sources.items()), data.validation_share, data.dtype, data.sha256
             by_mixture.setdefault(mixture, set()).add(run.id)
     moved: dict[str, str] = {}
     matching: set[str] = set()
     sha256 = ""
-    for (old, share, known), runs in by_data.items():
+    for (old, share, dtype, known), runs in by_data.items():
         try:
             if share is None:
-                sha256 = find_validation_set(new).sha256
+                sha256 = find_validation_set(new, dtype=dtype).sha256
             else:
-                sha256 = find_corpus(DataConfig(path=new, validation_share=share)).sha256
+                sha256 = find_corpus(DataConfig(path=new, validation_share=share, dtype=dtype)).sha256
         except DataError as error:
             raise UserError(str(error)) from error
         if sha256 == known:
             moved[old] = new
             matching |= runs
     present = locations(experiment.folder)
-    for (sources, held_out, known), runs in by_mixture.items():
+    for (sources, held_out, dtype, known), runs in by_mixture.items():
         now = {name: present.get(old, old) for name, old in sources}
         for name, old in sources:
             # Fails where another source is the one that has moved.
             with suppress(DataError):
-                moved_one = DataConfig(sources=now | {name: new}, validation_share=held_out)
+                moved_one = DataConfig(sources=now | {name: new}, validation_share=held_out, dtype=dtype)
                 sha256 = find_corpus(moved_one).sha256
                 if sha256 == known:
                     moved[old] = new

@@ -303,7 +303,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
     has_hash = bool(trained_paths(config.data)) and config.data.sha256 is not None
     excluded = {"model.init", "data.path" if has_hash else "data.sha256"}
     if has_hash:
-        excluded |= trained_paths(config.data).keys()
+        excluded |= trained_paths(config.data).keys() | {"data.dtype"}
     excluded |= {f"data.validation.{name}" for name in config.data.validation_sha256}
     return {
         key: _HASHED_AS[key].get(value, value) if key in _HASHED_AS else value

@@ -174,6 +174,10 @@ OWN_SPLIT = "data"
 """Name of the data's own validation split among several validation sets."""
 
 
+RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
+"""Types of tokens in files without a header."""
+
+
 @dataclass
 class DataConfig:
     path: str | None = None
@@ -192,6 +196,9 @@ class DataConfig:
     validation_share: float = key(0.05, above=0, below=1)
     """Share held out for validation if the data has no split of its own: whole files of a folder of text,
     the end of token shards."""
+    dtype: str = key("auto", choices=("auto", *RAW_DTYPES))
+    """Type of the tokens in `.bin` files that do not say it, little-endian. `auto`: uint16, and a file that
+    seems to hold another type is refused."""
     validation: dict[str, str] = field(default_factory=dict)
     """Further validation sets by name: `{wiki: PATH, code: PATH}`. An evaluation then measures the loss of
     the data's own split, which is called `data`, and of each set. Paths as `path`: of prepared data the

@@ -126,7 +126,8 @@ def prepare(config: DataConfig, *, cache: Path | None = None, spare: Path | None
     sets = {}
     for name, path in config.validation.items():
         with _named(f"data.validation.{name}"):
-            sets[name] = held_out = find_validation_set(path, cache=cache, spare=spare)
+            held_out = find_validation_set(path, dtype=config.dtype, cache=cache, spare=spare)
+            sets[name] = held_out
             _check_sha256(path, held_out.sha256, wanted=config.validation_sha256.get(name))
             _check_length(path, count(held_out.shards), config)
     return replace(corpus, sets=sets)
@@ -156,12 +157,15 @@ def _check_length(where: str, tokens: int, config: DataConfig) -> None:
         raise DataError(f"{where} has {tokens} tokens, one sequence needs {config.context + 1}")
 
 
-def find_validation_set(path: str, *, cache: Path | None = None, spare: Path | None = None) -> HeldOut:
+def find_validation_set(
+    path: str, *, dtype: str = "auto", cache: Path | None = None, spare: Path | None = None
+) -> HeldOut:
     """The validation set at a path: of prepared data its validation split; of token shards those that are
     held out by their name, if there are any; otherwise everything.
 
     Args:
         path: of data in any format.
+        dtype: see `DataConfig`.
         cache: see `find_corpus`.
         spare: see `find_corpus`.
 
@@ -169,13 +173,13 @@ def find_validation_set(path: str, *, cache: Path | None = None, spare: Path | N
         DataError: there is no data, or it is damaged.
     """
     # A share of 1 holds out every text file.
-    whole = DataConfig(path=path, validation_share=1.0)
+    whole = DataConfig(path=path, validation_share=1.0, dtype=dtype)
     folder = _path(whole)
     assert folder is not None
     try:
         if is_prepared(folder) or not (files := find_shards(folder)):
             return find_corpus(whole, cache=cache, spare=spare).held_out(OWN_SPLIT)
-        shards = tuple(read_shard(file) for file in held_out_files(files) or files)
+        shards = tuple(read_shard(file, dtype=dtype) for file in held_out_files(files) or files)
         sha256 = _sha256_of({"validation": shards}, cache=cache or cache_folder())
         return HeldOut(shards=shards, bytes_per_token=None, unigram_bits_per_byte=None, sha256=sha256)
     except OSError as error:
@@ -359,7 +363,7 @@ def _of_prepared(prepared: Prepared) -> Corpus:
 
 
 def _of_shards(files: tuple[Path, ...], config: DataConfig, *, cache: Path | None) -> Corpus:
-    splits = read_shards(files, validation_share=config.validation_share)
+    splits = read_shards(files, validation_share=config.validation_share, dtype=config.dtype)
     return Corpus(
         train=splits.train,
         validation=splits.validation,

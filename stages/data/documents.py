@@ -83,7 +83,9 @@ def computed_share(config: DataConfig) -> float:
     if not config.document_mask:
         return 1.0
     mixture = tuple(config.sources.items()), tuple(config.weights.items())
-    return _share(config.path, *mixture, config.end_of_document, config.validation_share, config.context)
+    return _share(
+        config.path, *mixture, config.end_of_document, config.validation_share, config.context, config.dtype
+    )
 
 
 @lru_cache
@@ -94,6 +96,7 @@ def _share(
     end_of_document: int | None,
     validation_share: float,
     context: int,
+    dtype: str,
 ) -> float:
     config = DataConfig(
         path=path,
@@ -101,6 +104,7 @@ def _share(
         weights=dict(weights),
         end_of_document=end_of_document,
         validation_share=validation_share,
+        dtype=dtype,
     )
     share = attention_share(find_corpus(config), context=context)
     return 1.0 if share is None else share

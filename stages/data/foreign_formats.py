@@ -5,6 +5,8 @@ None of these formats records its tokenizer or vocabulary size.
 
 from __future__ import annotations
 
+import itertools
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,11 +54,11 @@ def find_shards(path: Path) -> list[Path]:
     return []
 
 
-def read_shards(files: Sequence[Path], *, validation_share: float) -> Splits:
+def read_shards(files: Sequence[Path], *, validation_share: float, dtype: str = "auto") -> Splits:
     """The shards in the files, split into training and validation.
 
     Files with `val`, `valid` or `validation` as a part of their name are held out. Without such files the end
-    is held out; in Megatron's format whole documents.
+    is held out; in Megatron's format whole documents. `dtype` as for `read_shard`.
 
     Raises:
         DataError: names the file that does not match its format, and the position.
@@ -65,8 +67,8 @@ def read_shards(files: Sequence[Path], *, validation_share: float) -> Splits:
     train = [file for file in files if file not in validation]
     if not train:
         raise DataError(f"{files[0].parent} has validation shards only ({files[0].name})")
-    held_out = tuple(read_shard(file) for file in validation)
-    shards = tuple(read_shard(file) for file in train)
+    held_out = tuple(read_shard(file, dtype=dtype) for file in validation)
+    shards = tuple(read_shard(file, dtype=dtype) for file in train)
     if held_out:
         return Splits(train=shards, validation=held_out)
     at = count(shards) - round(count(shards) * validation_share)
@@ -80,11 +82,16 @@ def read_shards(files: Sequence[Path], *, validation_share: float) -> Splits:
     return Splits(train=kept, validation=rest)
 
 
-def read_shard(file: Path) -> Shard:
+def read_shard(file: Path, *, dtype: str = "auto") -> Shard:
     """The shard in a `.bin` file; an `.idx` beside it or its first number determines the format.
 
+    Args:
+        file: to read.
+        dtype: type of its tokens, if neither says it (`data.dtype`).
+
     Raises:
-        DataError: the file is missing or truncated, or its header or index does not match it.
+        DataError: the file is missing or truncated, its header or index does not match it, or its tokens seem
+            to be of another type than `auto`'s 16 bits.
     """
     try:
         size = file.stat().st_size
@@ -96,12 +103,72 @@ def read_shard(file: Path) -> Shard:
         raise DataError(f"{file} cannot be read ({error.strerror})") from error
     if len(header) == 4 * HEADER and (magic := int(header.view("<i4")[0])) in LLM_C:
         return _read_llm_c(file, header.view("<i4"), magic=magic, size=size)
-    if size == 0 or size % 2:
+    if len(header) == 4 * HEADER and int(header.view(">i4")[0]) in LLM_C:
+        raise DataError(f"{file} is big-endian; accepted: little-endian token files")
+    if dtype == "auto" and (seems := _other_type(file, size=size)) is not None:
         raise DataError(
-            f"{file} has {size} bytes and no header, so it should hold 16-bit tokens, nanoGPT's format; "
-            "the size must be even and above 0 (is the file truncated?)"
+            f"{file} has no header, and does not look like 16-bit tokens, nanoGPT's format: it seems to hold "
+            f"{seems}, or data.dtype: uint16 if it is not so"
         )
-    return Shard(file=file, dtype="uint16", tokens=size // 2)
+    dtype = "uint16" if dtype == "auto" else dtype
+    width = np.dtype(dtype).itemsize
+    if size == 0 or size % width:
+        raise DataError(
+            f"{file} has {size} bytes and no header, so it should hold tokens of type {dtype} (data.dtype); "
+            f"its size must be a multiple of {width} and above 0 (is the file truncated?)"
+        )
+    return Shard(file=file, dtype=dtype, tokens=size // width)
+
+
+_SAMPLED = 1 << 14
+"""Bytes of each of the four places of a file that are looked at."""
+_FEWEST = 64
+"""Least number of 16-bit numbers, and of different ones, that something is concluded from."""
+
+
+def _other_type(file: Path, *, size: int) -> str | None:
+    """What a file without a header seems to hold rather than 16-bit tokens, in words, and what is accepted.
+
+    Tokens of 32 or 64 bits are small for their type: almost all of every second, or of three in four, 16-bit
+    numbers are 0 or 1 (up to 15 with a million tokens; 65535 where one is negative), and the others are not.
+    Of 16-bit tokens the byte that counts more has the smaller values, for it depends on the vocabulary.
+    """
+    places = [size * quarter // 4 // 8 * 8 for quarter in range(4)]
+    with file.open("rb") as opened:
+        parts = [opened.read(_SAMPLED) for place in places if opened.seek(place) == place]
+    whole = b"".join(part[: len(part) // 8 * 8] for part in parts)
+    numbers = np.frombuffer(whole, "<u2").reshape(-1, 4)
+    if numbers.size < _FEWEST:
+        return None
+    for most, swapped in itertools.product((1, 15), (False, True)):
+        values = numbers.byteswap() if swapped else numbers
+        share = ((values <= most) | (values == 65535)).mean(axis=0)
+        small = share >= 0.99
+        seems = _WIDER.get((swapped, *small.tolist()))
+        if seems is not None and (share[~small] < 0.9).all():
+            return seems
+    if b"\0" not in whole and _is_utf8(parts[0]):
+        return "text, or tokens of 8 bits; accepted: data.dtype: uint8"
+    if len(np.unique(numbers)) >= _FEWEST and (numbers >> 8).max() > (numbers & 255).max():
+        return "big-endian tokens of 16 bits; accepted: little-endian ones"
+    return None
+
+
+def _is_utf8(start: bytes) -> bool:
+    try:
+        getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+_WIDER = {
+    (False, False, True, False, True): "tokens of 32 bits; accepted: data.dtype: uint32 or int32",
+    (False, False, True, True, True): "tokens of 64 bits; accepted: data.dtype: int64",
+    (True, True, False, True, False): "big-endian tokens of 32 bits; accepted: little-endian ones",
+    (True, True, True, True, False): "big-endian tokens of 64 bits; accepted: little-endian ones",
+}
+"""By whether bytes are swapped, and which of four 16-bit numbers are small then."""
 
 
 def held_out_files(files: Sequence[Path]) -> list[Path]:

@@ -108,15 +108,29 @@ def inspect(
         str | None,
         typer.Option(metavar="bytes|FILE|DIR", help="To decode with; default: the prepared folder's own."),
     ] = None,
+    dtype: Annotated[
+        str, typer.Option(metavar="TYPE", help="Type of tokens in .bin files without a header: data.dtype.")
+    ] = "auto",
     verify: Annotated[bool, typer.Option("--verify", help="Check the checksum of every file.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print counts and samples as JSON.")] = False,
 ) -> None:
     """Show counts of token shards and samples of their text."""
     from asyncpp_cli.data.inspect import show_shards
+    from stages.config.run_config import RAW_DTYPES
 
+    if dtype not in ("auto", *RAW_DTYPES):
+        raise UserError(f"--dtype is {dtype}; accepted: auto, {', '.join(RAW_DTYPES)}")
     if samples < 0:
         raise UserError(f"--samples is {samples}, must be 0 or more")
-    show_shards(folder, samples=samples, seed=seed, tokenizer=tokenizer, verify=verify, as_json=as_json)
+    show_shards(
+        folder,
+        samples=samples,
+        seed=seed,
+        tokenizer=tokenizer,
+        dtype=dtype,
+        verify=verify,
+        as_json=as_json,
+    )
 
 
 @app.command("moved")

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.command_line import asyncpp, succeeded
 from support.files import ROOT
@@ -160,3 +161,23 @@ def test_a_damaged_file_of_locations_is_refused_by_name(content: str, tmp_path: 
     with pytest.raises(DamagedError, match=r"data\.json"):
         locations(tmp_path)
     assert locations(tmp_path / "none") == {}
+
+
+@pytest.mark.slow
+def test_the_type_of_tokens_is_no_part_of_an_id_but_what_they_are(folder: Path) -> None:
+    tokens = np.random.default_rng(0).integers(0, 256, 4000)
+    for dtype in ("<u2", "<u4"):
+        tokens.astype(dtype).tofile(f"{dtype[1:]}.bin")
+    shutil.copy("u4.bin", "other.bin")
+    assert "accepted: data.dtype: uint32" in refused("sweep", "mine.yaml", "data.path=u4.bin", "--out", "c")
+    for out, path, options in (
+        ("a", "u2.bin", []),
+        ("b", "u2.bin", ["data.dtype=uint16"]),
+        ("c", "u4.bin", ["data.dtype=uint32", "data.validation.other=other.bin"]),
+    ):
+        succeeded("sweep", "mine.yaml", "matrix.seed=[0]", f"data.path={path}", *options, "--out", out)
+    assert ids(Path("a")) == ids(Path("b"))
+    shutil.move("u4.bin", "moved.bin")
+    assert "1 runs" in succeeded("data", "moved", "c", "moved.bin").errors
+    assert "3,800" in succeeded("data", "inspect", "moved.bin", "--dtype", "uint32").output
+    assert "accepted: auto, uint8" in refused("data", "inspect", "moved.bin", "--dtype", "uint64")

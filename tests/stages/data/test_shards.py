@@ -97,6 +97,64 @@ def test_windows_over_shards_are_windows_over_their_concatenation(
     assert len(all_tokens(before)) == at
 
 
+def raw_tokens(vocab_size: int, count: int) -> np.ndarray:
+    """Tokens of which smaller ones are more frequent, as in text."""
+    return (vocab_size * np.random.default_rng(vocab_size).random(count) ** 4).astype(np.int64)
+
+
+def raw_file(folder: Path, tokens: np.ndarray, dtype: str) -> DataConfig:
+    tokens.astype(dtype).tofile(folder / "tokens.bin")
+    return DataConfig(path=str(folder / "tokens.bin"), context=8, validation_share=0.2)
+
+
+@pytest.mark.parametrize("count", [100, 5000, 300_000])
+@pytest.mark.parametrize("vocab_size", [6, 65, 256, 1000, 32_000, 50_257, 128_256, 262_144])
+def test_tokens_without_a_header_are_of_16_bits_or_refused(
+    vocab_size: int, count: int, tmp_path: Path
+) -> None:
+    tokens = raw_tokens(vocab_size, count)
+    padded = np.where(np.arange(count) % 100 < 95, 0, tokens)
+    for each in (tokens, padded, np.zeros(count, int)) if vocab_size < 2**16 else ():
+        corpus = prepare(raw_file(tmp_path, each, "<u2"), cache=tmp_path / "c")
+        assert all_tokens(corpus.train) + all_tokens(corpus.validation) == each.tolist()
+    negative = np.where(np.arange(count) % 50 == 7, -100, tokens)
+    for each, dtype, says in (
+        (tokens, "<u4", "tokens of 32 bits; accepted: data.dtype: uint32 or int32, or data.dtype: uint16"),
+        (negative, "<i4", "tokens of 32 bits; accepted: data.dtype: uint32 or int32, or data.dtype: uint16"),
+        (tokens, "<i8", "tokens of 64 bits; accepted: data.dtype: int64"),
+        (tokens, ">u4", "big-endian tokens of 32 bits; accepted: little-endian"),
+        (tokens, ">i8", "big-endian tokens of 64 bits; accepted: little-endian"),
+    ):
+        with pytest.raises(DataError, match=f"tokens.bin has no header, .*: it seems to hold {says}"):
+            prepare(raw_file(tmp_path, each, dtype), cache=tmp_path / "c")
+
+
+def test_the_type_of_tokens_without_a_header_can_be_said(tmp_path: Path) -> None:
+    text = (Path(__file__).read_text() + "naïve").encode()
+    for dtype, tokens in (
+        ("uint8", np.frombuffer(text, np.uint8)),
+        *((dtype, raw_tokens(50_257, 5000)) for dtype in ("uint16", "uint32", "int32", "int64")),
+    ):
+        config = raw_file(tmp_path, tokens, dtype)
+        if dtype != "uint16":
+            with pytest.raises(DataError, match=f"accepted: data.dtype: .*{dtype}"):
+                prepare(config, cache=tmp_path / "c")
+        known = replace(config, dtype=dtype, validation={"other": str(tmp_path / "tokens.bin")})
+        corpus = prepare(known, cache=tmp_path / "c")
+        assert all_tokens(corpus.train) + all_tokens(corpus.validation) == tokens.tolist()
+        assert all_tokens(corpus.sets["other"].shards) == tokens.tolist()
+        assert vocabulary(known, cache=tmp_path / "c") == tokens.max() + 1
+    cut_short(tmp_path / "tokens.bin", 2)
+    with pytest.raises(DataError, match=r"should hold tokens of type int64 .*must be a multiple of 8"):
+        prepare(known, cache=tmp_path / "c")
+    with pytest.raises(DataError, match="big-endian tokens of 16 bits; accepted: little-endian"):
+        prepare(raw_file(tmp_path, raw_tokens(50_257, 5000), ">u2"), cache=tmp_path / "c")
+    write_llm_c(tmp_path / "tokens.bin", TRAIN)
+    np.fromfile(tmp_path / "tokens.bin", "<i4").astype(">i4").tofile(tmp_path / "tokens.bin")
+    with pytest.raises(DataError, match="is big-endian"):
+        prepare(config, cache=tmp_path / "c")
+
+
 def test_one_file_without_validation_holds_out_its_end(tmp_path: Path) -> None:
     file = tmp_path / "tokens.bin"
     write_nanogpt(file, TRAIN)
