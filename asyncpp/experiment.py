@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ _POLL_SECONDS = 2.0
 
 def sweep(
     template: str | Path,
-    *changes: str,
+    *changes: str | Mapping[str, Any],
     out: str | Path,
     site: str | None = None,
     allow_code: str | Sequence[str] = (),
@@ -34,7 +35,7 @@ def sweep(
 
     Args:
         template: name of a shipped template, or a file.
-        changes: settings for all cells, as in `"train.steps=300"` or `"matrix.seed=[0,1]"`.
+        changes: settings for all cells: `"train.steps=300"`, `{"train.steps": 300, "matrix.seed": [0, 1]}`.
         out: the experiment's folder.
         site: site profile whose GPUs every cell must fit; None: any.
         allow_code: modules of your own that the template may name, as `--allow-code`.
@@ -42,8 +43,19 @@ def sweep(
     Raises:
         UserError: the template, a cell or the folder is not accepted; nothing is written.
     """
-    sweep_template(str(template), changes, out=Path(out), site=site, allow_code=allow_code)
+    sweep_template(str(template), change_texts(changes), out=Path(out), site=site, allow_code=allow_code)
     return Experiment(out)
+
+
+def change_texts(changes: Iterable[str | Mapping[str, Any]]) -> list[str]:
+    """Settings as the command line takes them, `KEY=VALUE`."""
+    texts: list[str] = []
+    for change in changes:
+        if isinstance(change, str):
+            texts.append(change)
+        else:
+            texts += [f"{key}={json.dumps(value)}" for key, value in change.items()]
+    return texts
 
 
 def open(folder: str | Path) -> Experiment:

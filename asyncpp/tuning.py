@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +10,12 @@ from asyncpp_cli.launch.common.options import LaunchOptions
 from asyncpp_cli.launch.start import INTERRUPTED_CODE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from asyncpp.experiment import Experiment
 
 
 def tune(
     template: str | Path,
-    *changes: str,
+    *changes: str | Mapping[str, Any],
     over: Mapping[str, str | Sequence[Any]],
     out: str | Path,
     samples: int = 8,
@@ -31,7 +29,7 @@ def tune(
 
     Args:
         template: name of a shipped template, or a file.
-        changes: settings for all cells, as in `"train.steps=300"`.
+        changes: settings for all cells, as in `"train.steps=300"` or `{"train.steps": 300}`.
         over: `"LOW:HIGH"`, `"LOW:HIGH:log"` or a list of values, by key.
         out: the experiment's folder.
         samples: values of each range or, with `search_seed`, points in all.
@@ -47,7 +45,7 @@ def tune(
     """
     import json
 
-    from asyncpp.experiment import Experiment
+    from asyncpp.experiment import Experiment, change_texts
     from asyncpp_cli.tune.plan import Question
     from asyncpp_cli.tune.tuning import go_on, write_tuning
 
@@ -56,7 +54,7 @@ def tune(
     ]
     question = Question(
         template=str(template),
-        changes=changes,
+        changes=tuple(change_texts(changes)),
         over=tuple(texts),
         samples=samples,
         search_seed=search_seed,

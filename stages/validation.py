@@ -11,6 +11,7 @@ import schedules
 from optimizers import CORRECTIONS, METHODS, check_correction, check_options, is_custom, method_named, refusal
 from optimizers import NAMES as OPTIMIZER_NAMES
 from optimizers.growth import growth_refusal
+from stages.config.keys import unknown
 from stages.config.limits import ConfigError as ConfigError
 from stages.config.limits import check_limits
 from stages.config.own_code import check_code, named_code
@@ -434,4 +435,4 @@ def _check_document_mask(config: RunConfig) -> None:
 
 def _one_of(key: str, value: str, accepted: Collection[str]) -> None:
     if value not in accepted:
-        raise ConfigError(key, f"{value!r} is not known; accepted: {', '.join(accepted)}")
+        raise ConfigError(key, unknown(value, accepted))

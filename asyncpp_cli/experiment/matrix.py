@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
+import schedules
 from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.confirmed_code import NOTHING, Confirmed, check_confirmed
 from asyncpp_cli.experiment.interpolation import is_interpolated, resolve
 from asyncpp_cli.experiment.shipped import MODEL_SHAPE, recommended_settings, template_names
 from asyncpp_cli.experiment.speed_runs import loss_givers
-from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, settings_of
+from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, refuse_all, settings_of
 from asyncpp_cli.runs.experiment_folder import Cell
 from asyncpp_cli.runs.lineage import DIGITS
 from asyncpp_cli.runs.settings import (
@@ -34,6 +35,7 @@ from asyncpp_cli.runs.settings import (
     typed,
     unset_keys,
 )
+from optimizers import NAMES as OPTIMIZERS
 from stages.config.run_config import RunConfig, trained_paths
 
 MOST_CELLS = 100_000
@@ -73,11 +75,12 @@ def expand(template: Template, *, pinned: bool = True, confirmed: Confirmed = NO
     for config, settings in made:
         if missing := unset_keys(config):
             section = missing[0].partition(".")[0]
-            accepted = ""
+            accepted: Iterable[str] = {"schedule": schedules.NAMES, "optimizer": OPTIMIZERS}.get(section, ())
             if section == "model" and not MODEL_SHAPE & {key.removeprefix("model.") for key in settings}:
-                accepted = f"; accepted: {', '.join(template_names('models'))}, or the path of a YAML file"
-            key = section if accepted else min(missing, key="model.name".__eq__)
-            raise UserError(f"{template.source}: {key} is not set{accepted}")
+                accepted = [*template_names("models"), "the path of a YAML file, or a model's shape"]
+            key = min(missing, key="model.name".__eq__) if section == "model" and not accepted else missing[0]
+            names = f"; accepted: {', '.join(accepted)}" if accepted else ""
+            raise UserError(f"{template.source}: {key.removesuffix('.name')} is not set{names}")
         if pinned:
             _pin_data(config, template, checksums)
             _pin_code(config, template, code)
@@ -154,18 +157,7 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
             checked[text] = reasons(resolved.config)
         for reason in checked[text]:
             refused.setdefault(reason, []).append(resolved)
-    if refused:
-        *others, last = (
-            f"{template.source}: {reason} ({_counted(alike)})" for reason, alike in refused.items()
-        )
-        for problem in others[:_MOST_REASONS]:
-            say(f"asyncpp: error: {problem}", one_line=True)
-        if more := len(others[_MOST_REASONS:]):
-            say(f"asyncpp: error: {template.source}: {more} further reasons", one_line=True)
-        raise UserError(last)
-
-
-_MOST_REASONS = 20
+    refuse_all([f"{template.source}: {reason} ({_counted(alike)})" for reason, alike in refused.items()])
 
 
 def _counted(cells: Sequence[ResolvedCell]) -> str:

@@ -46,6 +46,8 @@ def find_template(folder: str, name: str, *, beside: Path | None) -> Path:
         if start is not None and (start / name).is_file():
             return start / name
     names = template_names(folder)
+    if folder == "experiments" and name in template_names("models"):
+        raise UserError(f"{name} is a model, not an experiment: asyncpp sweep quickstart model={name}")
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise UserError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
+import schedules
+from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.interpolation import is_interpolated
 from asyncpp_cli.experiment.shipped import MODEL_SHAPE, find_template, model_settings
@@ -23,6 +25,7 @@ from asyncpp_cli.runs.settings import (
     holds_text,
     typed,
 )
+from optimizers import NAMES as OPTIMIZERS
 
 Settings = dict[str, Any]
 """A value for each key (dotted, or a shorthand)."""
@@ -105,12 +108,10 @@ def settings_of(key: str, value: Any, *, folder: Path) -> Settings:
     if key == "model":
         if isinstance(value, Mapping):
             own = {f"model.{name}": each for name, each in value.items() if name != "base"}
+            own = {name: each if is_interpolated(each) else typed(name, each) for name, each in own.items()}
             base = model_settings(str(value["base"]), folder) if "base" in value else {}
-            # `matrix.default_model_name` replaces it, once the shape is known.
-            return {
-                "model.name": "",
-                **{name: each for name, each in base.items() if name != "model.name"},
-            } | own
+            # An empty name becomes that of the shape, once it is known (`matrix`).
+            return {**base, "model.name": "", **own}
         if not isinstance(value, str):
             raise SettingError(key, f"takes a model's name, file or shape, not {value!r}")
         return model_settings(value, folder)
@@ -149,7 +150,55 @@ def load(name: str, changes: Iterable[str]) -> Template:
     template = _loaded(find_template("experiments", name, beside=None), ())
     for change in changes:
         template = _changed(template, change)
+    refuse_all(_mistakes(template))
     return template
+
+
+def refuse_all(problems: Sequence[str]) -> None:
+    """Refuse what has these problems; all but the last are printed.
+
+    Raises:
+        UserError: there are any.
+    """
+    *others, last = problems or [""]
+    for problem in others[:_MOST_PROBLEMS]:
+        say(f"asyncpp: error: {problem}", one_line=True)
+    if more := len(others[_MOST_PROBLEMS:]):
+        say(f"asyncpp: error: {more} further problems", one_line=True)
+    if last:
+        raise UserError(last)
+
+
+_MOST_PROBLEMS = 20
+
+
+def _mistakes(template: Template) -> list[str]:
+    """What is wrong with single settings of a template, one line each."""
+    axes = [template.matrix, *template.zip]
+    places = [
+        ("", [template.base]),
+        ("matrix: ", [{key: value} for each in axes for key, values in each.items() for value in values]),
+        ("include: ", template.include),
+        ("overrides: ", [override.set for override in template.overrides]),
+    ]
+    settings = [(where, *item) for where, each in places for every in each for item in every.items()]
+    problems: dict[str, str] = {}
+    for where, key, value in settings:
+        if key == "model" and is_interpolated(value):
+            continue
+        try:
+            settings_of(key, value, folder=template.folder)
+        except SettingError as error:
+            # A change of the command line stands in several places.
+            problems.setdefault(f"{error.key}: {error}", f"{template.source}: {where}{error.key}: {error}")
+        except UserError as error:
+            problems[str(error)] = str(error)
+    if problems:
+        given = {key for _, key, _ in settings}
+        for key, names in (("schedule", schedules.NAMES), ("optimizer", OPTIMIZERS)):
+            if key not in given:
+                problems[key] = f"{template.source}: {key} is not set; accepted: {', '.join(names)}"
+    return list(problems.values())
 
 
 def _loaded(file: Path, heirs: tuple[Path, ...]) -> Template:
@@ -268,6 +317,7 @@ def _condition(content: Any, *, where: str) -> dict[str, Any]:
 
 def _canonical_keys(settings: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     result: dict[str, Any] = {}
+    problems = []
     for given_key, value in settings.items():
         key = canonical(given_key)
         if key in result:
@@ -280,8 +330,9 @@ def _canonical_keys(settings: Mapping[str, Any], *, where: str) -> dict[str, Any
             hint = ""
             if given_key.partition(".")[0] not in SECTIONS and given_key != "seed":
                 hint = f" (also: {', '.join(_OWN_KEYS)})" if where.endswith((".yaml", ".yml")) else ""
-            raise UserError(f"{where}: {error.key}: {error}{hint}") from error
+            problems.append(f"{where}: {error.key}: {error}{hint}")
         result[key] = value
+    refuse_all(problems)
     return result
 
 
@@ -326,6 +377,13 @@ def _changed(template: Template, change: str) -> Template:
             f"{change!r} is not KEY=VALUE, as in train.steps=300 or 'matrix.seed=[0,1]', nor ~KEY (to remove)"
         )
     value = parse_setting(key, text)
+    if (
+        isinstance(value, str)
+        and "," in value
+        and "${" not in value
+        and not _holds_text(tuple(key.split(".")))
+    ):
+        raise UserError(f"{change}: several values are an axis: 'matrix.{key}=[{text}]'")
     section, _, rest = key.partition(".")
     if key == "base":
         raise UserError(f"{change}: set base in a template's file")

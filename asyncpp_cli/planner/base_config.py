@@ -18,6 +18,7 @@ from asyncpp_cli.experiment.shipped import (
 )
 from asyncpp_cli.experiment.template import load, parse_setting, settings_of
 from asyncpp_cli.runs.settings import SettingError, assign
+from stages.config.keys import unknown
 from stages.config.run_config import RunConfig, tokens_per_step
 from stages.validation import ConfigError, check_optimizer
 
@@ -57,8 +58,11 @@ def base_of(what: str, changes: Sequence[str], *, allow_code: Sequence[str] = ()
     if what in template_names("models") or _is_model_file(what):
         base = _of_model(what, changes)
         check_confirmed([base.config], by_user, source=what)
-    else:
+    elif what in template_names("experiments") or Path(what).is_file():
         base = _of_experiment(what, changes, by_user)
+    else:
+        names = [*template_names("models"), *template_names("experiments")]
+        raise UserError(f"model or experiment template {unknown(what, names)}, or the path of a YAML file")
     try:
         check_optimizer(base.config)
     except ConfigError as error:

@@ -126,6 +126,7 @@ def typed(key: str, value: Any) -> Any:
     """
     check_key(key)
     kind = _kind(key)
+    value = _SPELLINGS.get((key, value), value) if isinstance(value, str) else value
     # An integer of more than 64 bits is none of a file's, and a float may not hold it.
     numbers = value if isinstance(value, list) else [value]
     if any(isinstance(each, int) and abs(each) >= 2**63 for each in numbers):
@@ -148,6 +149,14 @@ def typed(key: str, value: Any) -> Any:
         return [int(item) if isinstance(item, float) and item.is_integer() else item for item in converted]
     # -0.0 is 0.0, likewise.
     return converted + 0.0 if isinstance(converted, float) else converted
+
+
+_SPELLINGS = {
+    ("train.precision", "bf16"): "bfloat16",
+    ("train.precision", "fp32"): "float32",
+    ("train.precision", "fp64"): "float64",
+}
+"""Other spellings of values."""
 
 
 def holds_text(key: str) -> bool:

@@ -141,6 +141,15 @@ def _holds_text(place: tuple[str, ...], value: object) -> bool:
     return section in _KEYS and re.match("int|Count|Positive", str(_KEYS[section].type)) is None
 
 
+_INSTEAD = {
+    "modules": "setup: [module load NAME]",
+    "module": "setup: [module load NAME]",
+    "gpus": "gpus_per_node: N",
+    "nodes": "max_nodes: N; a run has as many as its ranks need",
+}
+"""What is written in place of keys that people try."""
+
+
 def user_folder() -> Path:
     """Folder of the user's own profiles."""
     base = os.environ.get("XDG_CONFIG_HOME")
@@ -194,6 +203,8 @@ def read_site(file: Path, *, name: str) -> Site:
 def _check_keys(file: Path, prefix: str, content: dict[str, Any], known: Collection[str]) -> None:
     for key in content:
         if key not in known:
+            if (instead := _INSTEAD.get(prefix + key)) is not None:
+                raise UserError(f"{file}: {prefix}{key}: unknown key; write {instead}")
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
             hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(known)}"
             raise UserError(f"{file}: {prefix}{key}: unknown key; {hint}")

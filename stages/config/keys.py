@@ -9,6 +9,7 @@ range of float32, signed 64-bit integers, or the system's clocks.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, make_dataclass
 from typing import Any, TypeVar
@@ -57,8 +58,9 @@ class KeyFacts:
         """Why `value` is not accepted; None if it is."""
         if self.choices and value not in self.choices:
             instead = self.set_by.get(value) if isinstance(value, str) else None
-            wrong = "is not known" if instead is None else f"is set by {instead}"
-            return f"{value!r} {wrong}; accepted: {', '.join(self.choices)}"
+            if instead is None:
+                return unknown(value, self.choices)
+            return f"{value!r} is set by {instead}; accepted: {', '.join(self.choices)}"
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
         if self.low is not None and not value >= self.low:
@@ -70,6 +72,14 @@ class KeyFacts:
         if not abs(value) <= self.high:
             return f"is {_shown(value)}, must be at most {_shown(self.high)}"
         return None
+
+
+def unknown(value: object, accepted: Iterable[str]) -> str:
+    """Why a value is refused that is none of those accepted, with the one that it may misspell."""
+    names = list(accepted)
+    near = difflib.get_close_matches(str(value), names, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{value!r} is not known; {hint}accepted: {', '.join(names)}"
 
 
 def key(

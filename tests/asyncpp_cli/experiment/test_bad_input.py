@@ -103,6 +103,8 @@ def test_a_template_that_is_wrong_is_refused_by_file_and_key(
         ("data.path=", ["data.path", "no value", "null"]),
         ("data.path=/tmp #1", ["data.path", "comment", "quotes"]),
         ("data.path=???", ["data.path", "no value"]),
+        ("train.steps=30,40", ["several values are an axis: 'matrix.train.steps=[30,40]'"]),
+        ("optimizer=adamv", ["did you mean adamw?"]),
         ("~train.stepz", ["~train.stepz", "does not set"]),
         ("+frobnicate=3", ["frobnicate", "unknown key"]),
         ("base=nano", ["base", "file"]),
@@ -145,6 +147,21 @@ def test_a_file_that_is_no_template_is_refused(tmp_path: Path, text: str, named:
     assert str(template) in message
     assert named in message
     assert list(tmp_path.iterdir()) == [template]
+
+
+def test_the_mistakes_of_a_file_are_named_together(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("{matrix: {schedule: [2bw], seed: [0, x]}, train: {steps: 3.5}, model: nanoo}")
+    said = asyncpp("sweep", file, "--list").errors
+    for words in (
+        "matrix: seed: must be",
+        "train.steps: must be",
+        "did you mean nano?",
+        "optimizer is not set",
+    ):
+        assert words in said
+    assert "sweep quickstart model=7b" in refusal("sweep", "7b", "--list")
+    succeeded("sweep", "quickstart", "train.precision=bf16", "--list")
 
 
 def test_an_unknown_template_is_refused_with_those_there_are(tmp_path: Path) -> None:

@@ -440,7 +440,7 @@ def test_schedules_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nano3", "--gpus", "2"], "unknown experiment template 'nano3'"),
+        (["nano3", "--gpus", "2"], "'nano3' is not known; did you mean nano?"),
         (["360m", "--gpus", "0"], "Invalid value for '--gpus'"),
         (["360m", "--gpus", "2", "--memory", "-1"], "--memory -1"),
         (["360m", "--gpus", "2", "--device", "abacus"], "unknown GPU 'abacus'; accepted: h100"),
