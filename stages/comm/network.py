@@ -8,8 +8,12 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Sequence
 
 LOOPBACK = "127.0.0.1"
+_LOOPBACK_6 = "::1"
+_SECONDS_TO_CONNECT = 5.0
+"""The kernel connects a process to itself at once, unless a firewall drops what is sent."""
 _SIOCGIFADDR = 0x8915
 """Linux's request for the IPv4 address of an interface (netdevice(7))."""
 
@@ -17,29 +21,28 @@ _SIOCGIFADDR = 0x8915
 def choose_address(*, alone: bool) -> str:
     """The address to listen on.
 
-    Loopback if the whole run is on this machine. Otherwise the address of the interface `GLOO_SOCKET_IFNAME`,
-    else the one that the machine's name resolves to, else that of the default route.
+    Loopback if the whole run is on this machine (IPv6's if there is no other). Otherwise the address of the
+    interface `GLOO_SOCKET_IFNAME`, else the one that the machine's name resolves to, else that of the default
+    route; only such at which a process of this machine can connect to another.
 
     Args:
         alone: whether all processes of the run are on this machine.
 
     Raises:
-        RuntimeError: `GLOO_SOCKET_IFNAME` names no interface with an IPv4 address.
+        RuntimeError: `GLOO_SOCKET_IFNAME` names no interface with an IPv4 address, or no process can connect.
     """
     if alone:
-        return LOOPBACK
+        return _reached([LOOPBACK, _LOOPBACK_6])
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     if interface and sys.platform == "linux":
-        return _address_of(interface)
+        return _reached([_address_of(interface)])
     candidates = [
         *_addresses_of(socket.getfqdn()),
         *_addresses_of(socket.gethostname()),
         *_default_route_address(),
     ]
-    usable = [address for address in candidates if _can_be_bound(address)]
-    outer = [address for address in usable if not _is_loopback(address)]
-    # Only loopback is usable: several "nodes" may be on one machine.
-    return next(iter(outer or usable), LOOPBACK)
+    # Only loopback may be usable: several "nodes" may be on one machine.
+    return _reached([*sorted(candidates, key=_is_loopback), LOOPBACK, _LOOPBACK_6])
 
 
 def set_nccl_interface(*, alone: bool) -> None:
@@ -78,21 +81,34 @@ def _addresses_of(name: str) -> list[str]:
 
 def _default_route_address() -> list[str]:
     """The source address of the default route; no packet is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # an address reserved for documentation, RFC 5737
         return [str(probe.getsockname()[0])]
     return []
 
 
-def _can_be_bound(address: str) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
+def _reached(addresses: Sequence[str]) -> str:
+    """The first of these addresses at which a process here can connect to another.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    problems = []
+    for address in dict.fromkeys(addresses):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            listener.bind((address, 0))
-        except OSError:
-            return False
-    return True
+            with (
+                socket.create_server((address, 0), family=family) as listener,
+                socket.create_connection(listener.getsockname()[:2], timeout=_SECONDS_TO_CONNECT),
+            ):
+                return address
+        except OSError as error:
+            problems.append(f"{address}: {os.strerror(error.errno) if error.errno else error}")
+    raise RuntimeError(
+        f"processes of this machine cannot connect to each other ({'; '.join(problems)}): "
+        "is the loopback interface up (ip link set lo up), and does a firewall let its connections through?"
+    )
 
 
 def _is_loopback(address: str) -> bool:
-    return address == "::1" or address.startswith("127.")
+    return address == _LOOPBACK_6 or address.startswith("127.")

@@ -1,4 +1,4 @@
-"""A second network namespace of this machine."""
+"""Network namespaces of this machine, besides its own."""
 
 from __future__ import annotations
 
@@ -38,3 +38,22 @@ def network_namespace() -> Iterator[tuple[list[str], str]]:
     finally:
         for command in (f"ip link del {near_end}", f"ip netns del {name}"):
             subprocess.run(command.split(), capture_output=True, check=False)
+
+
+LOOPBACKS = {
+    "down": "true",
+    "filtered": "ip link set lo up && tc qdisc add dev lo root pfifo limit 0",
+    "IPv6 alone": "ip link set lo up && ip addr del 127.0.0.1/8 dev lo",
+}
+"""What makes the loopback interface of a new namespace so, as a line of the shell."""
+
+
+def with_loopback(state: str) -> list[str]:
+    """Command prefix that runs a program where there is a loopback interface alone, in one of `LOOPBACKS`.
+
+    Skips the test where that cannot be made.
+    """
+    words = ["unshare", "--net", "sh", "-c", f'{LOOPBACKS[state]} && exec "$@"', "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*words, "true"], check=False).returncode != 0:
+        pytest.skip(f"making a network namespace needs root, unshare(1), ip(8) and tc(8) here: {state}")
+    return words

@@ -22,6 +22,7 @@ from support.launches import (
     threads_of,
     wait_for,
 )
+from support.network_namespace import with_loopback
 
 from asyncpp_cli.experiment.template import load, text_of
 from asyncpp_cli.report.load.measure import measure
@@ -196,6 +197,23 @@ def test_quickstart_sweeps_launches_and_reports(tmp_path: Path, monkeypatch: pyt
     assert "2bw" in ended.output
     succeeded("quickstart", "--out", "asyncpp-quickstart-2")
     assert [run.status().attempt for run in open_experiment(Path("asyncpp-quickstart-2")).runs] == [1]
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.slow
+def test_ranks_meet_over_ipv6_alone_and_say_where_they_cannot_meet(tmp_path: Path) -> None:
+    changes = [*ONE_ARM, "train.steps=2", "site.start_timeout=1000000"]
+    [run], [replayed] = (sweep(tmp_path / name, *changes).runs for name in ("e", "replayed"))
+    launch = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", str(run.folder.parents[1])]
+    ended = subprocess.run(
+        [*with_loopback("down"), *launch], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert ended.returncode == 1
+    [line] = [line for line in ended.stderr.splitlines() if "RuntimeError" in line]
+    assert "processes of this machine cannot connect to each other (127.0.0.1: Network is unreachable" in line
+    subprocess.run([*with_loopback("IPv6 alone"), *launch], timeout=600, check=True)
+    succeeded("train", replayed.folder, "--replay")
+    assert weights(run) == weights(replayed)
 
 
 def test_all_arms_of_a_seed_come_before_the_next_seed(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
-from support.network_namespace import network_namespace
+from support.network_namespace import network_namespace, with_loopback
 
 from stages.comm.network import LOOPBACK, choose_address
 
@@ -25,3 +27,26 @@ def test_an_address_is_chosen_that_is_of_this_machine(monkeypatch: pytest.Monkey
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     with socket.create_server((choose_address(alone=False), 0)):
         pass
+
+
+@pytest.mark.parametrize(
+    ("state", "address", "problem"),
+    [
+        ("down", "", "(127.0.0.1: Network is unreachable; ::1: Cannot assign requested address)"),
+        ("filtered", "", "(127.0.0.1: timed out; ::1: timed out)"),
+        ("IPv6 alone", "::1", ""),
+    ],
+)
+def test_where_no_process_can_connect_that_is_said_at_once(state: str, address: str, problem: str) -> None:
+    prefix = with_loopback(state)
+    for alone in (True, False):
+        code = f"from stages.comm.network import choose_address; print(choose_address(alone={alone}))"
+        command = [*prefix, sys.executable, "-c", code]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        last = ended.stderr.splitlines()[-1:]
+        assert ended.stdout.strip() == address, last
+        assert bool(last) == bool(problem)
+        for line in last:
+            assert line.startswith("RuntimeError: processes of this machine cannot connect to each other (")
+            assert problem in line
+            assert "ip link set lo up" in line
