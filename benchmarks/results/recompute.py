@@ -17,12 +17,9 @@ from pathlib import Path
 from statistics import fmean, geometric_mean, median, stdev
 
 from asyncpp_cli.report.analysis.statistics import Spread, paired, welch
-from asyncpp_cli.report.analysis.steps_to_loss import steps_ratio
-from asyncpp_cli.schedule_tools.options import Geometry
-from asyncpp_cli.schedule_tools.programs import CostOptions, comparison
+from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, steps_ratio
 from benchmarks.results import delayed_adamw as delayed
 from benchmarks.results import gap_map as law
-from benchmarks.results import time_to_loss
 from benchmarks.results.best_rates import best
 from benchmarks.results.blocks import Difference, Losses, blocks_of, difference
 
@@ -60,54 +57,32 @@ def delayed_adamw() -> Iterator[str]:
         yield _gap(losses, steps, QHADAMW)
     for arm in (QHADAMW, {**QHADAMW, "optimizer.beta1": "0.975", "optimizer.momentum_weight": "0.55"}):
         yield _gap(losses, 4_800, arm, {**arm, "schedule": "1f1b"})
-    yield from _times(losses)
+    yield from _lengths(losses)
 
 
 STEP_TIMES = [1.843, 1.867, 1.863, 1.863, 1.868]
-"""Measured steps of 1f1b over those of 2bw at m = p = 8, by round: from the page, without a raw file."""
+"""Measured steps of 1f1b over those of 2bw at m = p = 8, by round: from a page, without a raw file."""
 
 
-def _times(losses: delayed.Losses) -> Iterator[str]:
-    """Time to the loss of synchronous training, under `1f1b` as measured and others as simulated."""
-    near = {arm: rates for arm, rates in losses.items() if arm.steps in (3_200, 4_800, 7_200)}
-    qhadamw = ", ".join(("1f1b, qhadamw", *(f"{name} {QHADAMW[name]}" for name in list(QHADAMW)[2:])))
-    of_steps = {}
-    for synchronous in ("adamw", qhadamw):
-        text = time_to_loss.page(
-            near, qhadamw.replace("1f1b", "2bw"), STEP_TIMES, synchronous_arm=synchronous
+def _lengths(losses: delayed.Losses) -> Iterator[str]:
+    """Losses of delayed `qhadamw` at several lengths, each at its best rate, beside synchronous AdamW."""
+    synchronous, *delayed_ones = (
+        next(
+            best(rates).losses
+            for arm, rates in losses.items()
+            if (arm.steps, dict(arm.settings)) == (steps, settings)
         )
-        measured = [line for line in text.splitlines() if line.startswith(("Steps to", "Time to"))]
-        of_steps[synchronous], time = (_numbers(line) for line in measured)
-        if synchronous == "adamw":
-            yield text
-        else:
-            ratio, low, high = of_steps[synchronous]
-            yield f"{ratio:.3f} of its steps ({low:.3f} to {high:.3f})"
-            yield f"{time[0]:.3f} of its time (95 %: {time[1]:.3f} to {time[2]:.3f})"
-    for microbatches in (8, 32):
-        steps = {
-            row["schedule"]: row["step_time"]
-            for row in comparison(
-                ["1f1b", "zb-v", "2bw"], Geometry(stages=8, microbatches=microbatches), CostOptions()
-            )
-        }
-        for schedule in ("1f1b", "zb-v"):
-            yield f"{steps[schedule]:g} / {steps['2bw']:g} = {steps[schedule] / steps['2bw']:.3f}"
-        zb_v = steps["zb-v"] / steps["2bw"]
-        if microbatches == 8:
-            for optimizer in ("adamw", qhadamw):
-                ratio, low, high = (number / zb_v for number in of_steps[optimizer])
-                yield f"{ratio:.3f} ({low:.3f} to {high:.3f})"
-        else:
-            adamw, own = of_steps["adamw"][0], of_steps[qhadamw][0]
-            flushed = steps["1f1b"] / steps["2bw"]
-            yield f"{adamw / zb_v:.2f} of AdamW's time and {own / zb_v:.2f} of `qhadamw`'s under `zb-v`"
-            yield f"{adamw / flushed:.2f} and {own / flushed:.2f} under `1f1b`"
-
-
-def _numbers(line: str) -> list[float]:
-    """The ratio and the bounds of its interval in a line of `time_to_loss`."""
-    return [float(number) for number in re.findall(r"\b\d+\.\d+\b", line)]
+        for steps, settings in ((4_800, ADAMW), (3_200, QHADAMW), (4_800, QHADAMW), (7_200, QHADAMW))
+    )
+    for seed in sorted(synchronous):
+        cells = (f"{of[seed]:.4f}" if seed in of else "" for of in (synchronous, *delayed_ones))
+        yield f"| {seed} | {' | '.join(cells)} |"
+    try:
+        steps_ratio(
+            steps=4_800, loss=synchronous, delayed=dict(zip((3_200, 4_800, 7_200), delayed_ones, strict=True))
+        )
+    except NoRatioError as error:
+        yield str(error)
 
 
 QHADAMW = {

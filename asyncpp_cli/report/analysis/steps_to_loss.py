@@ -148,7 +148,7 @@ def _around_the_loss(means: Mapping[int, float], steps: int) -> list[int]:
     """The lengths to use, of those with these mean losses above the one of so many synchronous steps."""
     lengths = list(means)
     if len(lengths) < 2:
-        raise NoRatioError("it was run in one length, and steps to a loss need three that bracket it")
+        raise NoRatioError("it was run in one length, and that takes three")
     brackets = [
         place
         for place, (before, after) in enumerate(pairwise(lengths))

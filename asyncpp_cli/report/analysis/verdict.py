@@ -32,8 +32,8 @@ _LAYOUT = ("schedule.", "parallel.", "train.microbatch_size")
 
 _MOST_SENTENCES = 4
 
-_EXAMPLE = "asyncpp sweep verdict --out verdict && asyncpp launch verdict && asyncpp report verdict"
-"""What trains the lengths of an arm, where none was run in several."""
+_EXAMPLE = "`asyncpp sweep verdict --out verdict && asyncpp launch verdict` runs an experiment for it."
+"""Where no arm was run in several lengths."""
 
 _NO_SYNCHRONOUS_ARM = (
     "No verdict: no synchronous arm of the same model, data, tokens per step and number of ranks has a loss."
@@ -237,7 +237,7 @@ def verdict_lines(cells: Sequence[CellResult]) -> tuple[list[str], list[str]]:
     # The arms that were run for it.
     several = [verdict for verdict in found if len({_tokens(cell) for cell in verdict.lengths}) > 1]
     if found and not several:
-        return [], [f"{found[0].sentence} An experiment that answers it: `{_EXAMPLE}`"]
+        return [], [f"{found[0].sentence} {_EXAMPLE}"]
     return [], [verdict.sentence for verdict in several[:_MOST_SENTENCES]]
 
 
