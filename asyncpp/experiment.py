@@ -155,7 +155,7 @@ class Experiment:
     def figures(self) -> dict[str, go.Figure]:
         """The report's figures that have data, by name.
 
-        Names: `training-loss`, `validation-loss`, `gap`, `throughput`, `busy`, `memory`, `load`, `sharpness`,
+        Names: `training-loss`, `validation-loss`, `gap`, `throughput`, `busy`, `memory`, `load`,
         of several validation sets `validation-loss-<set>`, and of a tuned experiment `tuning-<key>`. Losses
         are nats per token.
         """

@@ -63,7 +63,7 @@ def text() -> str:
     for entry in dataclasses.fields(RunConfig):
         if dataclasses.is_dataclass(hints[entry.name]):
             parts.append(_section(entry.name, hints[entry.name]))
-        else:
+        elif entry.init:
             alone.append(entry.name)
     parts.append("## Others\n\n" + _table(_rows(RunConfig, prefix="", only=alone)))
     parts += [

@@ -69,7 +69,7 @@ def build_optimizer(
         torch_group = _torch_group(group, parameters, peak * factor, weight_decay / factor)
         if "eps" in settings and growth != Growth():
             torch_group["eps"] = float(settings["eps"]) * growth.epsilon_factor(group.role.value)
-        torch_group |= {"momentum_key": rule.momentum, "momentum_scale": rule.scale and tuple(rule.scale)}
+        torch_group["momentum_key"] = rule.momentum
         by_rule.setdefault(rule, []).append(torch_group)
     return Composite([import_named(rule.factory)(groups, settings) for rule, groups in by_rule.items()])
 

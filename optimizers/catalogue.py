@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from optimizers.declaration import Method, Momentum, Rule, Scale, Settings, custom_method
+from optimizers.declaration import Method, Rule, Settings, custom_method
 from optimizers.named import is_custom
 from optimizers.options import Option, Value, settled
 from optimizers.shared_options import (
@@ -27,29 +27,6 @@ def _rotation_state(settings: Settings) -> str:
     return " + ".join(["2 rows columns", *(f"{copies} {side}^2" for side in sides)])
 
 
-def _first_moment(settings: Settings, step: int) -> Momentum:
-    return Momentum(beta=float(settings["beta1"]))
-
-
-def _nesterov(settings: Settings, step: int) -> Momentum:
-    beta = float(settings["momentum"])
-    return Momentum(beta=beta, weight=beta if settings["nesterov"] else 1.0)
-
-
-def _nadam(settings: Settings, step: int) -> Momentum:
-    beta = float(settings["beta1"])
-    # mu_t of torch.optim.NAdam
-    return Momentum(beta=beta, weight=beta * (1 - 0.5 * 0.96 ** (step * float(settings["momentum_decay"]))))
-
-
-def _quasi_hyperbolic(settings: Settings, step: int) -> Momentum:
-    return Momentum(beta=float(settings["beta1"]), weight=float(settings["momentum_weight"]))
-
-
-def _adan(settings: Settings, step: int) -> Momentum:
-    return Momentum(beta=float(settings["beta1"]), change=float(settings["beta2"]))
-
-
 def _look_ahead(settings: Settings) -> str:
     return "rows columns" if settings["nesterov"] else "0"
 
@@ -58,15 +35,12 @@ def _orthogonal_growth(settings: Settings) -> float:
     return 0.5 if settings["scale"] == "match-rms" else 0.0
 
 
-_SECOND_MOMENT = Scale(second_moment="exp_avg_sq")
-
 _ADAMW = Rule(
     name="adamw",
     elementwise=True,
     factory="optimizers.rules.adam:adamw",
     state="2 rows columns",
     momentum="exp_avg",
-    scale=_SECOND_MOMENT,
     auxiliary=True,
     adam_moments=True,
     growth=1,
@@ -97,9 +71,7 @@ _METHODS = (
             step=_look_ahead,
             state=lambda settings: "rows columns" if settings["momentum"] else "0",
             momentum="momentum",
-            scale=Scale(),
         ),
-        momentum=_nesterov,
         options={
             "momentum": decay_rate(0.9, "decay of the averaged gradient; 0: none is kept"),
             "nesterov": Option(
@@ -112,7 +84,6 @@ _METHODS = (
         summary="Adam with decoupled weight decay",
         reference="arXiv 1711.05101",
         main=_ADAMW,
-        momentum=_first_moment,
         options=adam_options(0.9, 0.95),
     ),
     Method(
@@ -127,9 +98,7 @@ _METHODS = (
             step="rows columns",
             state="2 rows columns",
             momentum="exp_avg",
-            scale=_SECOND_MOMENT,
         ),
-        momentum=_nadam,
         options={
             **adam_options(0.99, 0.999),
             "momentum_decay": Option(
@@ -149,9 +118,7 @@ _METHODS = (
             step="2 rows columns",
             state="2 rows columns",
             momentum="exp_avg",
-            scale=_SECOND_MOMENT,
         ),
-        momentum=_quasi_hyperbolic,
         options={
             # Under a delay of one these end level with synchronous AdamW in 4,800 steps and more
             # (benchmarks/results/delayed-adamw-*).
@@ -178,7 +145,6 @@ _METHODS = (
             matrix_iterations=5,
             momentum="momentum",
         ),
-        momentum=_nesterov,
         others=_AUXILIARY_ADAMW,
         options={
             **MOMENTUM,
@@ -206,7 +172,6 @@ _METHODS = (
             matrix_iterations=5,
             momentum="momentum",
         ),
-        momentum=_nesterov,
         others=_AUXILIARY_ADAMW,
         options={
             **MOMENTUM,
@@ -231,7 +196,6 @@ _METHODS = (
             state="2 rows columns + 2 rows^2 + 2 columns^2",
             batch="4 rows columns + 6 larger^2 + smaller^2",
         ),
-        momentum=_first_moment,
         others=_AUXILIARY_ADAMW,
         options={**adam_options(0.95, 0.95), **REFRESH},
     ),
@@ -247,9 +211,7 @@ _METHODS = (
             step="2 rows columns",
             state="4 rows columns",
             momentum="first",
-            scale=Scale(second_moment="square", rate="beta3"),
         ),
-        momentum=_adan,
         options={
             **adam_options(0.98, 0.92),
             "beta2": decay_rate(0.92, "decay of the gradient's change"),
@@ -307,7 +269,6 @@ _METHODS = (
             matrix_iterations=5,
             momentum="momentum",
         ),
-        momentum=lambda settings, step: Momentum(beta=float(settings["momentum"])),
         others={"embedding": _SCION_SIGN, "head": _SCION_SIGN, "vector": _ADAMW, "router": _ADAMW},
         options={
             "momentum": decay_rate(0.9, "decay of the averaged gradient"),
@@ -330,7 +291,6 @@ _METHODS = (
             batch="2 rows columns + 6 larger^2 + smaller^2",
             state=_rotation_state,
         ),
-        momentum=_first_moment,
         others=_AUXILIARY_ADAMW,
         options={
             **adam_options(0.95, 0.95),

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import NamedTuple
 
 from optimizers.options import Option, Value
 
@@ -18,25 +17,6 @@ Settings = Mapping[str, Value]
 
 ROLES = ("matrix", "embedding", "head", "vector", "router")
 """Values of `optimizers.grouping.Role`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Momentum:
-    """How a step averages gradients: `weight` of (1 - beta) z / (z - beta), the rest the gradient itself."""
-
-    beta: float
-    weight: float = 1.0
-    change: float | None = None
-    """Decay rate of an average of the gradient's change, which the step adds as a look-ahead (Adan)."""
-
-
-class Scale(NamedTuple):
-    """The diagonal D of a step u = D m: lr / (sqrt(v / (1 - rate^t)) + eps), or lr where there is no v."""
-
-    second_moment: str = ""
-    """Key of v in a parameter's state; empty: D is lr."""
-    rate: str = "beta2"
-    """Option with the decay rate of v."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +41,6 @@ class Rule:
     """Iterations of an orthogonalization in a step, for the planned time."""
     momentum: str = ""
     """Key of the momentum in a parameter's state, for weight prediction; empty: none is kept as it is."""
-    scale: Scale | None = None
-    """What the momentum is scaled by, for diagnostics; None: not by such a diagonal."""
     auxiliary: bool = False
     """Whether the option `auxiliary_lr_ratio` applies to its learning rate."""
     elementwise: bool = False
@@ -153,9 +131,6 @@ class Method:
     others: Mapping[str, Rule] = field(default_factory=dict)
     """Rules by role."""
     options: Mapping[str, Option] = field(default_factory=dict)
-    momentum: Callable[[Settings, int], Momentum] | None = None
-    """Momentum of matrices, from the settings and the number of earlier updates, for the stability limit;
-    None: not such an average."""
 
     def rule(self, role: str) -> Rule:
         """The rule that updates parameters of a role."""

@@ -112,10 +112,6 @@ def check_shard_head(config: RunConfig) -> None:
             "computes the plain cross-entropy, without model.logit_softcap and model.z_loss; accepted with "
             "them: false",
         )
-    if config.train.diagnostics:
-        raise ConfigError(
-            key, "has no whole head for train.diagnostics to measure with; accepted with them: false"
-        )
     if config.train.clip == "stage":
         raise ConfigError(
             key, "makes stages of the head's shards, and train.clip is stage; accepted with it: false"

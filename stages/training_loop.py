@@ -21,7 +21,6 @@ from stages.comm.topology import Connection
 from stages.config.run_config import RunConfig
 from stages.config.segments import segment_program
 from stages.data.dataset import prepare
-from stages.diagnostics.at_drains import Diagnostics
 from stages.liveness.watchdog import ActivityTracker
 from stages.memory.measure import MemoryMeter
 from stages.metrics.recorder import Recorder
@@ -125,9 +124,6 @@ class TrainingLoop:
             writer=writer,
             replayed=process is None,
         )
-        self._diagnostics = Diagnostics(
-            config, self._ranks, meetings=self._meetings, rows=self._rows, doing=doing
-        )
         self._profiler: StepProfiler | None = None
         if profile_file is not None and config.train.profile_steps:
             self._profiler = StepProfiler(profile_file, steps=config.train.profile_steps, device=device)
@@ -155,7 +151,6 @@ class TrainingLoop:
             last = done == self._end
             if done % config.eval_interval == 0 or last:
                 self._evaluate(done)
-                self._diagnostics.measure(done, seconds=self._seconds)
             if stopping or last or (config.checkpoint_interval and done % config.checkpoint_interval == 0):
                 self._save(done)
             if stopping and not last:

@@ -71,7 +71,6 @@ def check(config: RunConfig, *, seen: dict[str, int | DataError] | None = None) 
     _check_correction(config)
     _check_compile(config)
     _check_cuda_graphs(config)
-    _check_diagnostics(config)
     check_data(config, {} if seen is None else seen)
     _check_document_mask(config)
     check_code(config)
@@ -281,20 +280,6 @@ def _check_cuda_graphs(config: RunConfig) -> None:
     for what, is_so in refused.items():
         if config.train.cuda_graphs and is_so:
             raise ConfigError("train.cuda_graphs", f"does not go with {what}; accepted with it: false")
-
-
-def _check_diagnostics(config: RunConfig) -> None:
-    interval, evaluations = config.train.diagnostics, config.train.eval_interval
-    if interval % evaluations:
-        raise ConfigError(
-            "train.diagnostics",
-            f"is {interval}, and diagnostics are measured at evaluations; accepted: multiples of "
-            f"train.eval_interval = {evaluations}, or 0",
-        )
-    if interval and config.model.factory is not None:
-        raise ConfigError(
-            "train.diagnostics", "goes with the decoder, not with model.factory; accepted with it: 0"
-        )
 
 
 def _has_one_version_per_update(program: schedules.Program) -> bool:

@@ -121,16 +121,11 @@ def update_bytes(config: RunConfig, owned: Sequence[Parameter], *, mismatched: b
         step_values(config.optimizer.name, roles, optimizer_options(config.optimizer)),
         sizes(config),
     )
-    parameters = [parameter.size for parameter in owned]
-    weights = sum(parameters)
+    weights = sum(parameter.size for parameter in owned)
     if (chosen := chosen_correction(config)) is not None:
         narrow = size.replica < size.master
         copies = correction_copies(*chosen, narrow=narrow, mismatch=int(mismatched))
         values = max(values + copies.during_step * weights, copies.outside * weights)
-    if config.train.diagnostics:
-        # The weights before the update; then three float64 tensors of a parameter, for products of updates.
-        products = 3 * 8 // size.master * max(parameters, default=0)
-        values = weights + max(values, products)
     return values * size.master
 
 

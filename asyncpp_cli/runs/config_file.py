@@ -12,7 +12,7 @@ import yaml
 
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.settings import SettingError, assign, flatten, unset_keys
-from stages.config.run_config import RunConfig
+from stages.config.run_config import GONE, RunConfig
 
 # libyaml's reader and writer in C, if PyYAML was built with them, are ten times as fast.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -21,8 +21,10 @@ _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 def config_text(config: RunConfig) -> str:
     """The configuration as YAML."""
+    sections = dataclasses.asdict(config)
+    del sections["gone"]
     # Section by section, cached: the writer is slow, and the cells of a matrix share most sections.
-    return "".join(_entry_text(json.dumps({key: entry})) for key, entry in dataclasses.asdict(config).items())
+    return "".join(_entry_text(json.dumps({key: entry})) for key, entry in sections.items())
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -42,7 +44,10 @@ def read_config(file: Path) -> RunConfig:
         if not isinstance(content, dict):
             raise DamagedError(f"{file} is not a run's configuration")
         config = RunConfig()
-        assign(config, flatten(content))
+        settings = flatten(content)
+        gone = {key: settings.pop(key, default) for key, default in GONE.items()}
+        config.gone = {key: value for key, value in gone.items() if value != GONE[key]}
+        assign(config, settings)
     except (OSError, UnicodeDecodeError) as error:
         raise DamagedError(f"{file} cannot be read ({error})") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

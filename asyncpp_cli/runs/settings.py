@@ -50,6 +50,7 @@ OPEN_KEYS: Mapping[str, tuple[str, Any]] = {
 KEYS: tuple[str, ...] = tuple(
     key
     for field in dataclasses.fields(RunConfig)
+    if field.init
     for key in (
         [f"{field.name}.{name}" for name in SECTIONS[field.name]] if field.name in SECTIONS else [field.name]
     )
@@ -240,6 +241,7 @@ def items(config: RunConfig) -> Iterator[tuple[str, Any]]:
     for mapping in OPEN_KEYS:
         for name, value in get(config, mapping).items():
             yield f"{mapping}.{name}", value
+    yield from config.gone.items()
 
 
 def flatten(mapping: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:

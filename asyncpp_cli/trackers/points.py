@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_DIAGNOSTICS = ("lr_sharpness", "lr_sharpness_along_update", "limit", "update_cosine", "gradient_cosine")
-
 
 @dataclass(frozen=True)
 class Restart:
@@ -68,9 +66,6 @@ class PointReader:
             case "eval":
                 values = {"val/loss": row["val_loss"], "val/loss_ema": row.get("val_loss_ema")}
                 values |= {f"val/{name}": loss["val_loss"] for name, loss in row.get("sets", {}).items()}
-                yield from self._at(self._update_of(row["step"]), row, values)
-            case "diagnostics":
-                values = {f"diagnostics/{name}": row[name] for name in _DIAGNOSTICS}
                 yield from self._at(self._update_of(row["step"]), row, values)
             case "segment":
                 busy, seconds = row["busy"], row["steady_seconds"]

@@ -21,9 +21,8 @@ import polars as pl
 
 from asyncpp_cli.report.analysis.statistics import paired
 from benchmarks.results.best_rates import Best, best
-from benchmarks.results.momentum_filters import Point, point, settling, weight_variance
+from benchmarks.results.momentum_filters import Filter, Point, point, settling, weight_variance
 from optimizers import check_options
-from optimizers.theory.filters import Filter
 
 RAW = Path(__file__).with_name("delayed-adamw-2026-11-22.csv")
 _OF_A_RUN = ("steps", "optimizer.lr", "seed", "val_loss")

@@ -290,9 +290,6 @@ class TrainConfig:
     checkpoint_interval: int = key(100, low=0)
     """Steps between checkpoints. The pipeline drains for each, which changes the numbers of `pipedream`
     and `paci` slightly. 0: only at the end, and when the run is stopped."""
-    diagnostics: int = key(0, low=0)
-    """Steps between measurements of curvature and of how updates turn (docs/diagnostics.md), a multiple of
-    `eval_interval`; 0: none. The weights stay the same."""
     profile_steps: int = key(0, low=0, high=1000)
     """First steps of each attempt that torch's profiler records, per rank, into `attempts/<n>/`; 0, and in
     a replay: none. On a GPU a snapshot of memory, written if it runs out, then has the stack of every
@@ -344,6 +341,12 @@ class RunConfig:
     site: SiteConfig = field(default_factory=SiteConfig)
     seed: int = key(0, low=0, high=2**63 - 1)
     """Seed of the initial weights (together with each parameter's name) and of the data order."""
+    gone: dict[str, Any] = field(default_factory=dict, init=False)
+    """Settings of `GONE` that were not the default: part of the run's identity, and of nothing else."""
+
+
+GONE = {"train.diagnostics": 0}
+"""Keys in configurations of earlier versions, with their defaults."""
 
 
 def optimizer_options(config: OptimizerConfig) -> dict[str, float | bool | str]:

@@ -310,9 +310,8 @@ def _tokens(config: RunConfig) -> int:
 
 
 def _corrections(config: RunConfig, mismatch: int) -> int:
-    """Values that the correction keeps for each parameter, with the average of the weights and the latest
-    update for diagnostics."""
-    further = (config.train.ema_decay is not None) + (config.train.diagnostics > 0)
+    """Values that the correction keeps for each parameter, with the average of the weights."""
+    further = int(config.train.ema_decay is not None)
     chosen = chosen_correction(config)
     if chosen is None:
         return further

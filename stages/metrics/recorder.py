@@ -12,7 +12,7 @@ class Recorder(Protocol):
     """Receives a run's measurements. Only the rank of the last stage, which has the loss, calls it."""
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append a row to the run's metrics; its `kind` is start, step, eval, segment, diagnostics, pause or
+        """Append a row to the run's metrics; its `kind` is start, step, eval, segment, pause or
         end."""
 
     def timeline(self, timeline: Mapping[str, Any]) -> None:

@@ -26,7 +26,6 @@ from stages.shape.moe_settings import mixture_of
 from stages.shape.parametrization import growth_of
 from stages.update.balance import LoadTally, moved
 from stages.update.lr_schedule import learning_rate_factor
-from stages.update.recorded_updates import RecordedUpdates
 from stages.update.weight_average import AveragedWeights
 from stages.weights.flat_buffers import GradientBuffer
 from stages.weights.tied_head import TiedHead
@@ -123,7 +122,7 @@ class StageUpdate:
         self._discrepancy = correction if isinstance(correction, DiscrepancyCorrection) else None
         self.average = self._averaged(correction)
         """None without `train.ema_decay`."""
-        self.correction = self._recorded(self.average or correction)
+        self.correction = self.average or correction
 
     def _new_correction(self) -> Correction:
         chosen = chosen_correction(self._config)
@@ -135,9 +134,6 @@ class StageUpdate:
     def _averaged(self, correction: Correction) -> AveragedWeights | None:
         decay = self._config.train.ema_decay
         return None if decay is None else AveragedWeights(correction, decay=decay)
-
-    def _recorded(self, correction: Correction) -> Correction:
-        return RecordedUpdates(correction) if self._config.train.diagnostics else correction
 
     def rehearse(self) -> None:
         """Take a step with a temporary optimizer, norm and clipping included, and restore the weights.
@@ -166,7 +162,7 @@ class StageUpdate:
         weights = self._weights
         master = weights.master.parameters
         optimizer, correction = self._new_optimizer(), self._new_correction()
-        correction = self._recorded(self._averaged(correction) or correction)
+        correction = self._averaged(correction) or correction
         with self._made_up_gradients(), torch.no_grad():
             for _ in range(min(updates, STEPS_TO_FULL_STATE)):
                 correction.update(

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.results.momentum_filters import lag, noise, settling, weight_variance
-from optimizers.theory.filters import Filter, limit
+from benchmarks.results.momentum_filters import Filter, lag, limit, noise, settling, weight_variance
 from optimizers.theory.stability import stability_limit
 
 FILTERS = st.builds(

@@ -18,12 +18,6 @@ from stages.validation import ConfigError, check
         ({"optimizer.name": "adam"}, "optimizer.name", "accepted: .*adamw"),
         ({"parallel.stages": 5}, "parallel.stages", "5 stages are asked for; .* 4 blocks"),
         ({"parallel.data": 0}, "parallel.data", "must be at least 1"),
-        (
-            {"train.diagnostics": 4},
-            "train.diagnostics",
-            "is 4, .* accepted: multiples of train.eval_interval = 3, or 0",
-        ),
-        ({"train.diagnostics": -3}, "train.diagnostics", "must be at least 0"),
         ({"train.max_skipped": -1}, "train.max_skipped", "must be at least 0"),
         ({"schedule.microbatches": 0}, "schedule.microbatches", "must be at least 1"),
         (

@@ -219,19 +219,6 @@ def step_row(step: int) -> dict[str, object]:
     return {"kind": "step", "step": step, "train_loss": 1.0 / step, "tokens": 8 * step, "seconds": 0.5 * step}
 
 
-def diagnostics_row(step: int, lr_sharpness: float | None, *, along: float = 1.0) -> dict[str, object]:
-    known = {"lr_sharpness": lr_sharpness, "lr_sharpness_along_update": along, "limit": 38.0}
-    cosines = {"update_cosine": 0.5, "gradient_cosine": 0.25}
-    return {
-        "kind": "diagnostics",
-        "step": step,
-        **known,
-        **cosines,
-        "diagnostics_seconds": 2.0,
-        "seconds": 1.0,
-    }
-
-
 def run(
     schedule: str, optimizer: str = "muon", *args: Any, loss: float | None = 3.0, **further: Any
 ) -> RunResult:

@@ -43,7 +43,6 @@ def after(rows: list[dict[str, Any]], *, step: int, updates: int) -> list[dict[s
             "segment": row.get("first_step", 0) - step + 1,
             "step": row.get("step", 0) - updates,
             "eval": row.get("step", 0) - step,
-            "diagnostics": row.get("step", 0) - step,
             "end": 1,
         }
         if done[row["kind"]] > 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from support.small_runs import Rows, in_processes, small_config, with_experts
 
 from stages.comm.process import Process
 from stages.config.run_config import RunConfig
-from stages.diagnostics.measure import Curvature
 from stages.pipeline.build import representative_programs
 from stages.trainer import replay, train
 
@@ -129,21 +127,15 @@ def check_processes_are_replays(configs: Sequence[RunConfig], *, size: int) -> l
     of_runs = of_writers(by_rank, configs)
     for config, distributed in zip(configs, of_runs, strict=True):
         replay(config, recorder=(rows := Rows()))
-        assert distributed == without_curvature(measured(rows)), config
+        assert distributed == measured(rows), config
         assert distributed[-1]["weights_sha256"]
     return of_runs
-
-
-def without_curvature(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of a replay as processes write them, none of which holds the whole model."""
-    whole = {field.name: None for field in fields(Curvature)}
-    return [row | whole if row["kind"] == "diagnostics" else row for row in rows]
 
 
 def measured(rows: Rows) -> list[dict[str, Any]]:
     """The rows of a run without timings."""
     timed = {"time", "seconds", "steady_seconds", "steady_tokens", "busy", "replayed"}
-    timed |= {"action_seconds", "compute_seconds", "diagnostics_seconds"}
+    timed |= {"action_seconds", "compute_seconds"}
     between_processes = {"messages", "reduction", "total"}
     return [
         {

@@ -132,10 +132,6 @@ class CellResult:
         """Mean and deviation over the seeds of an attribute of `Measurement`."""
         return spread(getattr(run.measurement, name) for run in self.completed)
 
-    def diagnosed(self, name: str) -> Spread | None:
-        """The same of an attribute of `DiagnosticsSummary`."""
-        return spread(getattr(run.measurement.diagnosed, name, None) for run in self.completed)
-
     @cached_property
     def val_loss(self) -> Spread | None:
         return self.spread("val_loss")

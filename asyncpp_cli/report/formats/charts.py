@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +17,6 @@ from asyncpp_cli.report.analysis.names import arm_names
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE
 from asyncpp_cli.report.analysis.verdict import time_by_loss, verdicts
 from asyncpp_cli.report.load.curves import Floats, band, curve
-from asyncpp_cli.report.load.diagnostics import by_step, sharpness_curve
 from asyncpp_cli.report.load.measure import Evaluation
 from asyncpp_cli.tune.result import Tuning
 from asyncpp_cli.tune.standing import ArmStanding
@@ -97,7 +96,8 @@ class Chart:
     x: str
     """Title of the axis."""
     y: str = ""
-    logarithmic: Literal["", "x", "y"] = ""
+    logarithmic: bool = False
+    """Of the x axis."""
     lines: Sequence[Line] = ()
     rows: Sequence[Row] = ()
     lowest: float | None = None
@@ -441,43 +441,6 @@ def _load(arms: Sequence[Arm]) -> Chart:
     )
 
 
-def _sharpness(arms: Sequence[Arm]) -> Chart:
-    lines: list[Line] = []
-    for place, (cell, name, style) in enumerate(arms):
-        curves = [sharpness_curve(run.measurement.diagnostics) for run in cell.runs]
-        known = [drawn for drawn in curves if drawn is not None]
-        values = by_step((drawn.steps, drawn.values) for drawn in known)
-        limits = by_step((drawn.steps, drawn.limits) for drawn in known)
-        if not values:
-            continue
-        steps = list(values)
-        low, high, middle = ([_positive(of(there)) for there in values.values()] for of in (min, max, median))
-        lines.append(_band(place, name, style, steps, low, high))
-        label = f"{name}, along the update" if known[0].along_update else name
-        look: dict[str, Any] = {"arm": place, "colour": style.colour}
-        lines.append(Line(**look, name=label, dash=style.dash, marker=style.marker, x=steps, y=middle))
-        limit = [_positive(median(there)) for there in limits.values()]
-        lines.append(
-            Line(**look, name=f"{name}, limit", dash="dot", x=list(limits), y=limit, in_legend=False, width=1)
-        )
-    return Chart(
-        title="Learning rate times sharpness",
-        about="Learning rate times preconditioned sharpness, the median in a band of all runs, and dotted "
-        "the stability limit of the optimizer's momentum at its delay. Of optimizers without a diagonal "
-        "preconditioner: along the update alone.",
-        kind="lines",
-        x="steps",
-        y="learning rate times sharpness (dotted: limit)",
-        logarithmic="y",
-        lines=lines,
-    )
-
-
-def _positive(value: float) -> float | None:
-    """The value if a logarithmic axis can show it."""
-    return value if value > 0 else None
-
-
 def _tuning(arms: Sequence[Arm], tuning: Tuning, key: str) -> Chart:
     """Loss over a tuned key: a line for each arm and rung that candidates have reached."""
     lines: list[Line] = []
@@ -495,7 +458,7 @@ def _tuning(arms: Sequence[Arm], tuning: Tuning, key: str) -> Chart:
         kind="lines",
         x=printable(key),
         y="validation loss, nats per token",
-        logarithmic="x" if spaced.endswith(":log") else "",
+        logarithmic=spaced.endswith(":log"),
         lines=lines,
     )
 
@@ -541,5 +504,4 @@ _CHARTS: dict[str, Callable[[Sequence[Arm]], Chart]] = {
     "busy": _busy,
     "memory": _memory,
     "load": _load,
-    "sharpness": _sharpness,
 }

@@ -111,10 +111,8 @@ def _figure(chart: Chart, width: float) -> Figure:
         axes.set_ylabel(chart.y)
         for line in chart.lines:
             _draw_line(axes, line)
-        if chart.logarithmic == "x":
+        if chart.logarithmic:
             axes.set_xscale("log")
-        elif chart.logarithmic == "y":
-            axes.set_yscale("log")
         _add_legend(figure, axes)
     else:
         {"points": _draw_points, "bars": _draw_bars, "grid": _draw_grid}[chart.kind](axes, chart)

@@ -22,7 +22,7 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
             "yaxis": {"title": {"text": chart.y}},
         }
         if chart.logarithmic:
-            layout[f"{chart.logarithmic}axis"]["type"] = "log"
+            layout["xaxis"]["type"] = "log"
         return {"data": [_line(line) for line in chart.lines], "layout": layout}
     names = [_plain(row.name) for row in chart.rows]
     layout = {

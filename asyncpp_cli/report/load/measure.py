@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from asyncpp_cli.report.load.diagnostics import DiagnosticsSummary, summary
 from asyncpp_cli.report.load.metrics_rows import Metrics, MetricsRow
 from asyncpp_cli.report.load.slowest import Slowest, slowest
 
@@ -98,8 +97,6 @@ class Measurement:
     start: MetricsRow | None = None
     """The `start` row of the last attempt: machine and versions."""
     segments: tuple[MetricsRow, ...] = ()
-    diagnostics: tuple[MetricsRow, ...] = ()
-    diagnosed: DiagnosticsSummary | None = None
     pauses: int = 0
     """Steps at which the run has paused (`asyncpp launch --until`)."""
 
@@ -165,8 +162,6 @@ def measure(metrics: Metrics) -> Measurement:
         first_step_seconds=_first_step_seconds(by_kind.get("start", []), metrics),
         start=start,
         segments=tuple(segments),
-        diagnostics=(diagnostics := tuple(by_kind.get("diagnostics", []))),
-        diagnosed=summary(diagnostics),
         # By step, as evaluations.
         pauses=len({row["step"] for row in by_kind.get("pause", [])}),
     )
@@ -181,8 +176,6 @@ def without_losses(measurement: Measurement) -> Measurement:
         val_loss_error=None,
         val_loss_ema=None,
         bits_per_byte=None,
-        diagnostics=(),
-        diagnosed=None,
     )
 
 

@@ -66,9 +66,9 @@ class RunResult:
     def value(self, key: str) -> Any:
         """The value of a configuration key or axis; None if unknown."""
         dotted = SHORTHANDS.get(key, key)
-        if self.config is not None:
-            return self.config.get(dotted)
-        return self.axes.get(key, self.axes.get(dotted))
+        of_axis = self.axes.get(key, self.axes.get(dotted))
+        # A key that is gone stays an axis of old experiments.
+        return of_axis if self.config is None else self.config.get(dotted, of_axis)
 
     @property
     def diverged(self) -> bool:

@@ -128,7 +128,6 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         averaged("experts_never_chosen", form="{:g}"),
         single("load_by_block"),
         averaged("first_step_seconds", form="{:.3g}"),
-        *_diagnostics_columns(),
         single("skipped_steps", "skipped\nsteps", move_order=1, drop_order=12),
         single("restarts", "restarts", move_order=2, drop_order=13),
         _cost_column("gpu_hours", "GPU-h", drop_order=-2),
@@ -160,22 +159,6 @@ def _slowest_columns() -> list[Column]:
         return single(f"slowest_{name}", value=lambda cell: getattr(cell.slowest, name, None))
 
     return [field_of(name) for name in ("rank", "ratio", "peer", "peer_ratio", "host")]
-
-
-def _diagnostics_columns() -> list[Column]:
-    """Of runs with `train.diagnostics`."""
-
-    def diagnosed(name: str, title: str = "", **options: Any) -> Column:
-        return averaged(name, title, lambda cell: cell.diagnosed(name), form="{:.3g}", **options)
-
-    return [
-        diagnosed("lr_sharpness", "lr ×\nsharpness", show_std=True, drop_order=20),
-        diagnosed("stability_limit", "limit", drop_order=21),
-        diagnosed("lr_sharpness_along_update"),
-        diagnosed("update_cosine"),
-        diagnosed("gradient_cosine"),
-        diagnosed("diagnostics_seconds"),
-    ]
 
 
 def _target_columns(cells: Sequence[CellResult]) -> list[Column]:

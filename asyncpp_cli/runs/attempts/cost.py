@@ -61,8 +61,8 @@ def cost_of_run(run: Run, status: Status) -> Cost | None:
 
 
 def _cost_of_attempt(attempt: Attempt, status: Status) -> Cost | None:
-    claimed, seconds = attempt.read(Claimed), _seconds(attempt, status)
-    if claimed is None or seconds is None:
+    claimed = attempt.read(Claimed)
+    if claimed is None or (seconds := _seconds(attempt, claimed, status)) is None:
         return None
     hours = seconds / _SECONDS_PER_HOUR
     if claimed.gpus:
@@ -70,9 +70,11 @@ def _cost_of_attempt(attempt: Attempt, status: Status) -> Cost | None:
     return Cost(core_hours=hours * claimed.processes * claimed.threads)
 
 
-def _seconds(attempt: Attempt, status: Status) -> float | None:
+def _seconds(attempt: Attempt, claimed: Claimed, status: Status) -> float | None:
     """From the claim of an attempt to its last sign of life; None if unknown."""
     if attempt.number == status.attempt and status.state == State.RUNNING:
         return status.seconds
     outcome = attempt.read(Outcome)
+    if outcome is not None and outcome.seconds is None and outcome.last_sign is not None:
+        return max(0.0, outcome.last_sign - claimed.claimed)
     return None if outcome is None else outcome.seconds

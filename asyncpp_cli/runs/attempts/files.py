@@ -189,7 +189,9 @@ class Outcome(AttemptFile, frozen=True, kw_only=True):
     reason: str
     time: Time
     seconds: Seconds | None = None
-    """From the claim to the attempt's last sign of life."""
+    """From the claim to the attempt's last sign of life; None in files of before, which have `last_sign`."""
+    last_sign: Time | None = None
+    """By the clock of the machine that wrote it."""
 
 
 # Disk space is reserved for the files that a rank writes as it ends: on a full disk an existing file can be

@@ -490,7 +490,6 @@ def test_a_sweep_plans_only_when_it_is_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "is_same"),
     [
-        ({"train.diagnostics": 5}, False),
         ({"parallel.shard_gradients": True}, False),
         ({"optimizer.beta1": 0.5}, False),
         ({"site.memory_gb": 3.0}, False),

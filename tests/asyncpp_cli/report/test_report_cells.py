@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 from scipy import stats
-from support.report_experiment import diagnostics_row, settings
+from support.report_experiment import settings
 
 from asyncpp_cli.planner.costs.devices import peak_tflops
 from asyncpp_cli.report.analysis.aggregate import aggregate, aggregate_best
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.summary import summary_lines
-from asyncpp_cli.report.load.diagnostics import sharpness_curve
 from asyncpp_cli.report.load.measure import Evaluation, Measurement, measure
 from asyncpp_cli.report.load.metrics_rows import from_rows
 from asyncpp_cli.report.load.run import RunResult
@@ -269,26 +268,3 @@ def test_the_load_of_experts_is_that_of_the_last_segment() -> None:
     assert records([cell])[0]["experts_never_chosen"] == 3
     assert text(last(run("2bw", 2.0)), "load_max_over_mean") == "-"
     assert measure(from_rows([])).load_by_block == ()
-
-
-def test_diagnostics_are_medians_over_the_second_half_of_a_run() -> None:
-    rows = [
-        diagnostics_row(10, 90.0),
-        diagnostics_row(20, 1.0),
-        diagnostics_row(30, 5.0),
-        diagnostics_row(40, 7.0),
-    ]
-    sharp = measure(from_rows(rows))
-    muon = measure(from_rows([diagnostics_row(10, None), diagnostics_row(20, None, along=3.0)]))
-    cells = [last(replace(run("2bw", 2.0), measurement=replace(of, val_loss=2.0))) for of in (sharp, muon)]
-    first, second = records(cells)
-    assert (first["lr_sharpness"], first["stability_limit"], first["diagnostics_seconds"]) == (6.0, 38.0, 8.0)
-    assert (second["lr_sharpness"], second["lr_sharpness_along_update"]) == (None, 3.0)
-    assert [text(cell, "lr_sharpness") for cell in cells] == ["6", "-"]
-    assert records([last(run("2bw", 2.0))])[0]["stability_limit"] is None
-    curves = [sharpness_curve(of.diagnostics) for of in (sharp, muon)]
-    assert [(curve.values, curve.along_update) for curve in curves if curve is not None] == [
-        ([90.0, 1.0, 5.0, 7.0], False),
-        ([1.0, 3.0], True),
-    ]
-    assert sharpness_curve(()) is None

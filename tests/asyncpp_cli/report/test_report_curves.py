@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from asyncpp_cli.report.load.curves import band, curve, kept_indices
-from asyncpp_cli.report.load.diagnostics import by_step
 from asyncpp_cli.report.load.metrics_rows import STEP_SCHEMA
 
 LOSSES = arrays.arrays(np.float64, st.integers(1, 60), elements=st.floats(0, 9) | st.just(math.nan))
@@ -90,9 +89,3 @@ def test_a_band_is_the_mean_and_the_deviation_where_all_curves_are() -> None:
     assert found.std.tolist() == pytest.approx([0.5 / 2**0.5, 0.0, 0.5 / 2**0.5])
     assert band([first]) is None
     assert band([first, (np.array([9.0]), np.array([1.0]))]) is None
-
-
-def test_the_values_of_several_runs_are_gathered_by_step() -> None:
-    curves = [([10, 20], [1.0, None]), ([5, 10], [3.0, 2.0])]
-    assert by_step(curves) == {5: [3.0], 10: [1.0, 2.0]}
-    assert by_step([]) == {}

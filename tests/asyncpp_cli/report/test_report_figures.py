@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 from support.command_line import succeeded
-from support.report_experiment import ExperimentFolder, diagnostics_row, metrics, settings
+from support.report_experiment import ExperimentFolder, metrics, settings
 
 from asyncpp_cli.report.analysis.aggregate import aggregate
 from asyncpp_cli.report.formats.figures import write_figures
@@ -26,13 +26,11 @@ def test_figures_are_pictures_of_each_format(tmp_path: Path) -> None:
     for schedule in ("1f1b", "2bw"):
         for path in ("plain", HOSTILE):
             named = settings(schedule, "muon", **{"data.path": path})
-            rows = metrics()
-            rows[-1:-1] = [diagnostics_row(1, 30.0), diagnostics_row(2, 40.0)]
-            experiment.add(named, axes={"data.path": path}, rows=rows)
+            experiment.add(named, axes={"data.path": path}, rows=metrics())
     figures = tmp_path / "figures"
     done = succeeded("report", experiment.folder, "--format", "json", "--figures", figures)
     assert len(json.loads(done.output)) == 4
-    names = {"training-loss", "validation-loss", "gap", "throughput", "busy", "sharpness"}
+    names = {"training-loss", "validation-loss", "gap", "throughput", "busy"}
     assert {(file.stem, file.suffix) for file in figures.iterdir()} == {
         (name, suffix) for name in names for suffix in (".svg", ".pdf", ".png")
     }

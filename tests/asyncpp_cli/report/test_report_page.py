@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from support.browser import CHROMIUM, Page, browser
 from support.command_line import asyncpp, succeeded
-from support.report_experiment import ExperimentFolder, diagnostics_row, metrics, settings
+from support.report_experiment import ExperimentFolder, metrics, settings
 
 from asyncpp_cli.runs.status import State, Status
 
@@ -50,9 +50,6 @@ def long_run(seed: int, delay: int) -> list[dict[str, Any]]:
     if delay:
         load = {"blocks": [0, 1], "max_over_mean": [1.25, 1.5], "entropy": [0.9, 0.9], "never_chosen": [0, 0]}
         segment["experts"] = load
-        evaluations = [diagnostics_row(1000, 30.0), diagnostics_row(2000, 40.0), evaluation]
-    else:
-        evaluations = [evaluation]
     steps = [
         {
             "kind": "step",
@@ -66,7 +63,7 @@ def long_run(seed: int, delay: int) -> list[dict[str, Any]]:
         }
         for step in range(1, ROWS + 1)
     ]
-    return [start, *steps, segment, *evaluations, end]
+    return [start, *steps, segment, evaluation, end]
 
 
 @pytest.fixture(scope="module")
@@ -225,8 +222,6 @@ def test_every_chart_and_timeline_is_drawn(page: Page) -> None:
     assert page.value("document.getElementById('memory')") is None
     assert page.value("document.querySelectorAll('#load-chart .hm').length") == 1
     assert page.value("document.getElementById('load-chart').data[0].text") == [["1.25", "1.50"]]
-    lines = page.value("document.getElementById('sharpness-chart').data.map(t => t.y)")
-    assert lines == [[30, 40, 40, 30], [30, 40], [38, 38]]
     # Two programs, predicted and measured, on two ranks.
     assert page.value("document.querySelectorAll('svg.gantt .g-rank').length") == 8
     boxes = page.value("[...document.querySelectorAll('svg.gantt rect title')].map(t => t.textContent)")

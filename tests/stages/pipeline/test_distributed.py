@@ -33,7 +33,6 @@ def test_a_distributed_run_is_its_replay_bit_for_bit(stages: int, text: Path) ->
     ]
     chosen = cases(text, stages=stages, experts_at=stages % 2, one_each=stages == 3)
     configs = [*chosen, narrow[0], with_experts(narrow[1])]
-    configs[0].train.diagnostics = configs[0].train.eval_interval
     check_processes_are_replays(configs, size=stages)
 
 

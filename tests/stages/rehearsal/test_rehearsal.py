@@ -334,7 +334,6 @@ def test_what_an_optimizers_step_takes_for_itself_is_the_plan_s(name: str) -> No
         ("2bw", ["correction.name=lr-discount"]),
         ("2bw", ["correction.name=delay-compensation"]),
         ("paci", ["correction.name=discrepancy"]),
-        ("2bw", ["train.diagnostics=1"]),
     ],
     ids=lambda value: value if isinstance(value, str) else value[-1].rpartition("=")[2],
 )
@@ -352,8 +351,7 @@ def test_what_a_corrections_update_takes_for_itself_is_the_plan_s(
     config.train.steps = 20
     config.train.compile = False
     found = _rehearsed(config, rank=0)
-    # Products of updates are float64, which a rehearsal names.
-    assert all("recorded_updates" in fault.where for fault in found.faults)
+    assert not found.faults
     (owned,) = owned_members(stage_parameters(config.model, cut_of(config)[0]), data_ranks=1)
     planned = update_bytes(config, owned, mismatched=schedule == "paci")
     size = 4 * sum(parameter.size for parameter in owned)

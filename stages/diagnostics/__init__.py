@@ -1,1 +1,0 @@
-"""Optional measurements of a run (`train.diagnostics`): curvature, and how updates and gradients turn."""
