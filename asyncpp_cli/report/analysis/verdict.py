@@ -189,6 +189,7 @@ class Verdict:
             "time_ratio": self.time,
             "time_interval": list(self.interval) if self.interval else None,
             "steps_ratio": self.steps.ratio if self.steps else None,
+            "steps_by_curve": list(self.steps.by_curve) if self.steps else None,
             "steps_interval": [self.steps.low, self.steps.high] if self.steps else None,
             "speed_ratio": self.speed.ratio if self.speed else None,
             "synchronous": _named(self.synchronous),
@@ -205,12 +206,13 @@ def verdicts(cells: Sequence[CellResult]) -> list[Verdict]:
     that is another. All have the same model, data and number of ranks. The lengths of an arm are cells that
     differ in `train.steps` (and the intervals of evaluations and checkpoints) alone.
     """
-    known = [cell for cell in cells if cell.config and (cell.losses or cell.speed_only)]
+    known = [cell for cell in cells if cell.config and (cell.losses or cell.speed_only or cell.diverged)]
     found = []
     for group in _grouped(known, _comparable):
         arms = _grouped([cell for cell in group if cell.synchronous], _synchronous_arm)
         synchronous = [arm for arm in arms if any(cell.losses for cell in arm)]
         delayed = _grouped([cell for cell in group if not cell.synchronous], _delayed_arm)
+        delayed = [arm for arm in delayed if any(cell.losses for cell in arm)]
         batches = {_batch(arm[0]) for arm in delayed}
         for arm in delayed:
             baselines = [base for base in synchronous if _batch(base[0]) == _batch(arm[0])]
@@ -490,4 +492,6 @@ def _tokens(cell: CellResult) -> int:
 
 
 def _mean(cell: CellResult) -> float:
-    return fmean(cell.losses.values())
+    """Of its losses; infinite if one is not finite."""
+    mean = fmean(cell.losses.values())
+    return mean if math.isfinite(mean) else math.inf

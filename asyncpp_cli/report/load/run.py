@@ -72,12 +72,11 @@ class RunResult:
 
     @property
     def diverged(self) -> bool:
-        """Whether its loss is not finite, or it failed after `train.max_skipped` gradients that were not."""
+        """Whether its loss is not finite, or it failed in steps whose gradients were not."""
         if self.state == "completed":
             loss = self.measurement.val_loss
             return loss is not None and not math.isfinite(loss)
-        most = self.value("train.max_skipped")
-        return self.state == "failed" and bool(most) and self.measurement.skipped_last >= most
+        return self.state == "failed" and self.measurement.skipped_last > 0
 
     @property
     def ranks(self) -> int | None:
