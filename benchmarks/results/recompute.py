@@ -1,18 +1,20 @@
 """Recomputes tables of result pages, and sentences that rest on them, from the raw files next to the pages.
 
-    python -m benchmarks.results.recompute
+    python -m benchmarks.results.recompute [--write]
 
-Prints each line that a document should contain and does not. A page whose raw numbers are in CSV files has a
+Prints each line that a document should contain and does not, and what a page lacks by the rule of README.md
+here; --write renews the index in that file. A page whose raw numbers are in CSV files has a
 function here that yields its lines; documents that quote such a page have one, too.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from statistics import fmean, geometric_mean, median, stdev
 
@@ -20,6 +22,7 @@ from asyncpp_cli.report.analysis.statistics import Spread, paired, welch
 from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, steps_ratio
 from benchmarks.results import delayed_adamw as delayed
 from benchmarks.results import gap_map as law
+from benchmarks.results import pages
 from benchmarks.results.best_rates import best
 from benchmarks.results.blocks import Difference, Losses, blocks_of, difference
 
@@ -284,38 +287,6 @@ def experts_beside_dense() -> Iterator[str]:
         yield f"{float(row['val_loss']):.3f} ± {float(row['val_loss_std']):.3f}"
 
 
-ARM = ("schedule", "optimizer", "error_feedback", "optimizer.lr")
-SHARPNESS_ARMS = {
-    "AdamW": ("1f1b", "adamw", "0.0", "0.008"),
-    "QHAdamW": ("1f1b", "qhadamw", "0.0", "0.008"),
-    "NAdamW": ("1f1b", "nadamw", "0.0", "0.004"),
-    "QHAdamW, delay 1 | 0.95": ("2bw", "qhadamw", "0.0", "0.008"),
-    "AdamW, delay 1, EF": ("2bw", "adamw", "1.0", "0.004"),
-    "QHAdamW, delay 1 | 0.975": ("2bw", "qhadamw", "0.0", "0.004"),
-    "NAdamW, delay 1": ("2bw", "nadamw", "0.0", "0.004"),
-    "AdamW, delay 1": ("2bw", "adamw", "0.0", "0.002"),
-}
-
-
-def sharpness() -> Iterator[str]:
-    """Shares of the limit over the steps; medians of the second half; the ranks that the page discusses."""
-    rows = rows_of("sharpness-under-delay-2026-11-23")
-    medians: dict[str, float] = {}
-    for name, arm in SHARPNESS_ARMS.items():
-        own = [row for row in rows if tuple(row[key] for key in ARM) == arm]
-        shares: dict[int, list[float]] = {}
-        for row in own:
-            shares.setdefault(int(row["step"]), []).append(float(row["lr_sharpness"]) / float(row["limit"]))
-        yield " | ".join(f"{median(shares[step]):.2f}" for step in sorted(shares))
-        medians[name] = median(float(row["lr_sharpness"]) for row in own if int(row["step"]) > 300)
-    yield "of all eight arms, by limit from the highest: " + ", ".join(
-        f"{value:.2f}" for value in medians.values()
-    )
-    with_delay = [medians[name] for name in reversed(SHARPNESS_ARMS) if "delay" in name]
-    assert all(low < high for low, high in pairwise(with_delay))
-    yield ", ".join(f"{value:.2f}" for value in with_delay) + " with a delay"
-
-
 DELAY_OR_BATCH = "delay-or-batch-2026-11-23"
 
 
@@ -351,44 +322,8 @@ EQUAL_TIME = {
 """Schedule and batch of the arms of `delay_or_batch`, by their steps."""
 
 
-ANNEALING = "annealing-2026-11-23"
 BOUND = 0.01
 """Half-width of the equivalence bounds of the preregistered pages, nats per token."""
-ANNEALED = (("muon", 6), ("adamw", 4))
-"""Optimizers of the page, and their seeds."""
-
-
-def annealing() -> Iterator[str]:
-    """Gaps on the trunk and at the ends of its branches, what the decay changes of them, and k."""
-    rows = rows_of(ANNEALING)
-    for optimizer, seeds in ANNEALED:
-        of = {
-            (row["schedule"], row["step"]): _by_seed(_of(rows, **_keys(row, "optimizer", "schedule", "step")))
-            for row in _of(rows, optimizer=optimizer)
-        }
-        for trunk, end in (("600", "750"), ("1200", "1500")):
-            gaps = {}
-            for step in (trunk, end):
-                gaps[step] = _minus(of["2bw", step], of["1f1b", step])
-                gap = difference(of["2bw", step], of["1f1b", step], comparisons=4)
-                assert gap.seeds == seeds
-                losses = " | ".join(
-                    f"{fmean(map(fmean, of[schedule, step].values())):.4f}" for schedule in ("1f1b", "2bw")
-                )
-                said = gap.verdict(bound=BOUND) if step == "1500" else ""
-                yield f"| {optimizer} | {step} | {losses} | {gap} | {_errors(gap)} | {said} |"
-            change = difference(gaps[end], gaps[trunk], comparisons=4)
-            said = change.verdict(bound=BOUND) if end == "1500" else ""
-            yield f"| {optimizer} | {trunk} to {end} | | | {change} | {_errors(change)} | {said} |"
-        yield f"{optimizer}: {', '.join(_delayed_steps(of))}"
-
-
-def _delayed_steps(of: Mapping[tuple[str, str], Losses]) -> Iterator[str]:
-    """By seed: delayed steps over the 750 synchronous ones to the same loss."""
-    for seed in sorted(of["2bw", "750"]):
-        early, late = (fmean(of["2bw", step][seed]) for step in ("750", "1500"))
-        doublings = (early - fmean(of["1f1b", "750"][seed])) / (early - late)
-        yield f"{2**doublings:.2f}" if 0 <= doublings <= 1 else "outside"
 
 
 def _keys(row: Row, *names: str) -> dict[str, str]:
@@ -691,9 +626,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "benchmarks/results/deep-pipelines-2026-11-21.md": deep_pipelines,
     "benchmarks/results/routing-under-delay-2026-11-22.md": routing,
     "benchmarks/results/experts-beside-dense-2026-11-22.md": experts_beside_dense,
-    "benchmarks/results/sharpness-under-delay-2026-11-23.md": sharpness,
     f"benchmarks/results/{DELAY_OR_BATCH}.md": delay_or_batch,
-    f"benchmarks/results/{ANNEALING}.md": annealing,
     f"benchmarks/results/{ALL_REDUCE}.md": delayed_all_reduce,
     f"benchmarks/results/{LONGER_DELAYS}.md": longer_delays,
     f"benchmarks/results/{MOMENTUM}.md": momentum,
@@ -709,11 +642,13 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
 
 
 def main() -> int:
-    lacking = {name: found for name, lines in PAGES.items() if (found := missing(ROOT / name, lines()))}
-    for name, lines in lacking.items():
-        for line in lines:
-            print(f"{name}: its raw file says: {line}", file=sys.stderr)
-    return 1 if lacking else 0
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write the index into results/README.md")
+    wrong = pages.faults(write=parser.parse_args().write)
+    for name, lines in PAGES.items():
+        wrong += [f"{name}: its raw file says: {line}" for line in missing(ROOT / name, lines())]
+    print(*wrong, sep="\n", end="\n" * bool(wrong), file=sys.stderr)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.launches import wait_for
 
-from benchmarks import check_results
+from benchmarks.results import pages
 
 ROOT = Path(__file__).parents[2]
 OTHER_SETTINGS = ("modules loaded lazily", "8 hardware queues", "one hardware queue")
@@ -53,7 +53,7 @@ def test_the_page_states_every_condition(first_hour, tmp_path: Path) -> None:  #
     first_hour.write(tmp_path, [outcome], device="1 x a GPU")
     [file] = tmp_path.iterdir()
     # Its commit may have changes here, or be none.
-    assert [problem for problem in check_results.problems(file) if "commit" not in problem] == []
+    assert [problem for problem in pages.problems(file) if "commit" not in problem] == []
 
 
 def test_every_step_names_a_command_that_is_there(first_hour) -> None:  # type: ignore[no-untyped-def]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.check_results import conditions_of
 from benchmarks.results import recompute
+from benchmarks.results.pages import conditions_of
 
 
 @pytest.mark.parametrize("document", recompute.PAGES)
@@ -29,12 +29,9 @@ def test_a_changed_digit_is_found(document: str, tmp_path: Path) -> None:
 
 
 def test_every_page_with_raw_files_is_recomputed() -> None:
-    """But for a first look, which a later page repeats with three seeds."""
     with_raw_files = {
         str(page.relative_to(recompute.ROOT))
         for page in recompute.RESULTS.glob("*-20*.md")
         if isinstance(conditions_of(page.read_text(encoding="utf-8"))["data"], list)
     }
-    assert with_raw_files - recompute.PAGES.keys() == {
-        "benchmarks/results/sharpness-under-delay-2026-11-22.md"
-    }
+    assert with_raw_files <= recompute.PAGES.keys()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import check_results
+from benchmarks.results import pages
 
 GOOD = """---
 date: 2026-12-01
@@ -22,28 +22,28 @@ data: [good-2026-12-01.csv]
 """
 
 
-@pytest.mark.parametrize("file", check_results.pages(check_results.RESULTS), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", pages.pages(pages.RESULTS), ids=lambda file: file.stem)
 def test_every_page_follows_the_rule(file: Path) -> None:
-    assert check_results.problems(file) == []
+    assert pages.problems(file) == []
 
 
 def test_the_index_is_current() -> None:
-    text = (check_results.RESULTS / check_results.INDEX).read_text(encoding="utf-8")
-    table = check_results.index_table(check_results.RESULTS)
-    assert text == check_results.with_index(text, table), "run: python benchmarks/check_results.py --write"
+    text = (pages.RESULTS / pages.INDEX).read_text(encoding="utf-8")
+    table = pages.index_table(pages.RESULTS)
+    assert text == pages.with_index(text, table), "run: python -m benchmarks.results.recompute --write"
 
 
 def found(folder: Path, text: str, name: str = "good-2026-12-01.md") -> list[str]:
     (folder / "good-2026-12-01.csv").write_text("a\n")
     (folder / name).write_text(text)
-    return check_results.problems(folder / name)
+    return pages.problems(folder / name)
 
 
 def test_a_page_with_all_conditions_is_accepted(tmp_path: Path) -> None:
     assert found(tmp_path, GOOD) == []
 
 
-@pytest.mark.parametrize("field", check_results.FIELDS)
+@pytest.mark.parametrize("field", pages.FIELDS)
 def test_a_page_without_a_condition_is_refused(tmp_path: Path, field: str) -> None:
     lines = [line for line in GOOD.splitlines() if not line.startswith(f"{field}:")]
     assert any(f": {field}: missing" in problem for problem in found(tmp_path, "\n".join(lines)))

@@ -1,22 +1,18 @@
-"""Checks the pages of benchmarks/results, and writes their index into its README.md.
+"""Checks the pages of this folder, and writes their index into README.md.
 
-A page begins with its conditions between two lines `---`, as YAML; benchmarks/results/README.md has the rule.
-
-    python benchmarks/check_results.py [--write]
+A page begins with its conditions between two lines `---`, as YAML; README.md has the rule.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parent
 INDEX = "README.md"
 BEGIN, END = "<!-- index: begin -->", "<!-- index: end -->"
 
@@ -114,25 +110,16 @@ def with_index(text: str, table: str) -> str:
     return f"{before}{BEGIN}\n{table}\n{END}{after}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="write the index into results/README.md")
-    given = parser.parse_args()
+def faults(*, write: bool) -> list[str]:
+    """What is wrong with the pages or their index; `write`: the index is renewed."""
     found = [problem for file in pages(RESULTS) for problem in problems(file)]
-    for problem in found:
-        print(problem, file=sys.stderr)
     if found:
-        return 1
+        return found
     readme = RESULTS / INDEX
     text = readme.read_text(encoding="utf-8")
     current = with_index(text, index_table(RESULTS))
-    if given.write:
+    if write:
         readme.write_text(current, encoding="utf-8")
     elif text != current:
-        print("the index is not current: python benchmarks/check_results.py --write", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        return ["the index is not current: python -m benchmarks.results.recompute --write"]
+    return []
