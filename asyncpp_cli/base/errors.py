@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import resource
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -117,10 +119,13 @@ def refusal_of(error: BaseException) -> Refusal | None:
         case OSError(errno=int()):
             code = FAILED if error.errno in _ADVICE else WRONG
             return Refusal(_system_error_message(error), code)
-        case MemoryError():
-            return Refusal("this machine has not enough memory for it", FAILED)
+        case _ if lacks_memory(error):
+            return Refusal(f"there is not enough memory for it{_memory_limit()}", FAILED)
         case RuntimeError() if "can't start new thread" in str(error):
-            return Refusal(f"a thread cannot be started ({_ADVICE[errno.EAGAIN]})", FAILED)
+            stacks = (
+                f", or for its stack there is not enough memory{limit}" if (limit := _memory_limit()) else ""
+            )
+            return Refusal(f"a thread cannot be started ({_ADVICE[errno.EAGAIN]}{stacks})", FAILED)
         case _ if type(error).__name__ == "PanicException" and _NO_THREAD in str(error):
             return Refusal(f"a thread cannot be started ({_ADVICE[errno.EAGAIN]})", FAILED)
         case RuntimeError() if "determine home directory" in str(error):
@@ -128,6 +133,30 @@ def refusal_of(error: BaseException) -> Refusal | None:
         case UnicodeEncodeError() if any("\ud800" <= character <= "\udfff" for character in error.object):
             return Refusal(f"{error.object!r} is not UTF-8: use another name", WRONG)
     return None
+
+
+_NOT_LOADED = re.compile(
+    "failed to map segment|annot allocate memory(?! in static)|cannot map zero-fill|Polars binary is missing"
+)
+"""What the loader of libraries says where memory is used up, and polars, which catches it."""
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether memory is used up, as Python says, or the loader of a library."""
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, MemoryError):
+            return True
+        if isinstance(chain, ImportError) and _NOT_LOADED.search(str(chain)):
+            return True
+        chain = chain.__cause__ or chain.__context__
+    return False
+
+
+def _memory_limit() -> str:
+    """The limit of this process's memory, for messages; empty without one."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return f" (this process may have {limit / 1e9:.2g} GB: ulimit -v)" if limit >= 0 else ""
 
 
 def exit_code_of(program: Callable[[], int]) -> int:

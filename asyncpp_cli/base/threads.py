@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
+import warnings
 
 _POOLS_OF_POLARS = 3
 """Thread pools of polars; each has a thread per core."""
@@ -17,10 +19,18 @@ def need_polars() -> None:
 
     Raises:
         RuntimeError: "can't start new thread", as raised by Python.
+        ImportError: its library cannot be loaded.
     """
     limit = os.environ.get("POLARS_MAX_THREADS", "")
     pool_size = int(limit) if limit.isascii() and limit.isdigit() else len(os.sched_getaffinity(0))
     need_threads(_POOLS_OF_POLARS * pool_size + _BESIDE_POOLS)
+    with warnings.catch_warnings():
+        # It only warns, and fails later, where memory is too small for its library.
+        warnings.filterwarnings("error", "Polars binary is missing")
+        try:
+            importlib.import_module("polars")
+        except UserWarning as error:
+            raise ImportError(str(error)) from error
 
 
 def need_threads(number: int) -> None:

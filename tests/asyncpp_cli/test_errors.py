@@ -68,6 +68,7 @@ def test_what_is_no_fault_of_ours() -> None:
         (UserError("wrong"), "wrong", 2),
         (DamagedError("damaged"), "damaged", 2),
         (MemoryError(), "memory", 1),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "memory", 1),
         (RuntimeError("can't start new thread"), "ulimit -u", 1),
         (PanicException("Os { code: 11, message: 'Resource temporarily unavailable' }"), "ulimit -u", 1),
         (RuntimeError("Could not determine home directory."), "HOME", 2),
@@ -190,3 +191,26 @@ def test_outputs_that_are_closed_or_full(tmp_path: Path) -> None:
     # That nobody can be told is no reason to fail.
     assert ended(f"asyncpp --version >/dev/null 2>{full}") == (0, "")
     assert ended("asyncpp frobnicate 2>&-") == (2, "")
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from asyncpp_cli.main import main
+
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20),) * 2)
+sys.argv = ["asyncpp", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["sweep", "quickstart", "--list"], ["report", "nowhere"]])
+def test_a_library_that_memory_does_not_hold_is_no_bug(words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, *words], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "memory" in done.stderr
+    assert "(this process may have" in done.stderr

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from asyncpp_cli.base.atomic_files import FULL, write_record
-from asyncpp_cli.base.errors import DamagedError, refusal_of
+from asyncpp_cli.base.errors import DamagedError, lacks_memory, refusal_of
 from asyncpp_cli.base.plain_text import printable
 from asyncpp_cli.runs.attempts.files import (
     AttemptFile,
@@ -194,9 +194,9 @@ class Attempt:
 
     def record_error(self, rank: int, error: BaseException) -> None:
         """Record the exception that ends a rank, for the reason of the run's failure."""
-        kind = type(error).__name__
+        kind = "MemoryError" if lacks_memory(error) else type(error).__name__
         refusal = refusal_of(error) if isinstance(error, OSError) and error.filename else None
-        message = printable(f"{kind}: {error}" if refusal is None else refusal.message)
+        message = printable(f"{type(error).__name__}: {error}" if refusal is None else refusal.message)
         self._write_on_full_disk(RankError(kind=kind, message=message[:500], time=time.time()), rank)
         self.record_early_exit(rank, failed=True)
 
