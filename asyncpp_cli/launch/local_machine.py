@@ -163,6 +163,11 @@ class ProgressDisplay(Protocol):
 class Interrupted(Exception):  # noqa: N818 (not an error)
     """The launcher got SIGINT, SIGTERM or SIGHUP."""
 
+    own = 0
+    """Runs that it had started and ended."""
+    others = 0
+    """Runs that others had started, and that go on."""
+
 
 class Launcher:
     """Runs tasks on this machine.
@@ -226,8 +231,9 @@ class Launcher:
                 self._jobs.finish(seconds=_SECONDS_TO_END)
                 return [status for _, status in statuses]
             except Interrupted as interrupted:
+                interrupted.own = len(self._own)
                 self._end_own(f"{interrupted} in asyncpp launch")
-                self._update(pending=False)
+                interrupted.others = sum(_is_running(status) for _, status in self._update(pending=False))
                 raise
 
     def _update(self, *, pending: bool) -> list[tuple[Run, Status]]:

@@ -147,7 +147,7 @@ def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
     Raises:
         UserError: a run needs more than this machine has.
     """
-    from asyncpp_cli.base.console import say
+    from asyncpp_cli.base.console import command, say
     from asyncpp_cli.launch.cancel import Cancellations
     from asyncpp_cli.launch.local_machine import Interrupted, Launcher, tasks_of
     from asyncpp_cli.launch.progress import shown_progress
@@ -186,7 +186,11 @@ def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
                 cancelled=cancelled,
             ).run()
     except Interrupted as interrupted:
-        say(f"{interrupted}: ended the runs that this launch had started.")
+        own = f"ended the runs that this launch had started ({interrupted.own})"
+        say(f"{interrupted}: {own if interrupted.own else 'this launch trained no run, and ended none'}.")
+        if interrupted.others:
+            cancel = command("cancel", experiment.folder)
+            say(f"Runs of other launches go on ({interrupted.others}); to end them: {cancel}")
         say(f"To resume: {resume_command(runs, experiment.folder, options)}")
         return INTERRUPTED_CODE
     done = [is_done(status, until=task.until) for task, status in zip(tasks, ended, strict=True)]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from support.command_line import asyncpp
 from support.launches import TINY, sweep, wait_for
 
 from asyncpp_cli.launch.local_machine import Launcher, tasks_of
@@ -54,6 +57,30 @@ def test_the_attempt_of_another_launcher_is_not_ended_with_the_own_one(tmp_path:
     other.launcher.run()
     assert other.attempt is not None
     assert next(seen for seen in other.seen if seen[0] == 2) == (2, State.RUNNING, "")
+
+
+def test_a_launch_that_only_watched_says_that_it_ended_nothing(tmp_path: Path) -> None:
+    experiment = sweep(
+        tmp_path / "e", "matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=4"
+    )
+    [run] = experiment.runs
+    other = claim(run, processes=1, replay=True, steps=4)
+    assert other is not None
+    before = signal.getsignal(signal.SIGINT)
+
+    def press_ctrl_c() -> None:
+        wait_for(lambda: signal.getsignal(signal.SIGINT) is not before, seconds=250)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    pressing = threading.Thread(target=press_ctrl_c)
+    pressing.start()
+    ended = asyncpp("launch", experiment.folder, "--replay")
+    pressing.join()
+    assert (ended.code, run.status().state) == (130, State.RUNNING)
+    cancel = f"asyncpp cancel {experiment.folder}"
+    for said in ("Ctrl-C: this launch trained no run, and ended none.", f"go on (1); to end them: {cancel}"):
+        assert said in ended.errors
+    settle(run, all_over=other.number)
 
 
 @pytest.mark.timeout(1500)
