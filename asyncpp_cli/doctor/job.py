@@ -15,7 +15,6 @@ from typing import Any
 
 from asyncpp_cli.doctor import node_check
 from asyncpp_cli.doctor.checks import Check, exchanged, good, wrong
-from asyncpp_cli.doctor.cluster import find_partition, nodes_of, partitions
 from asyncpp_cli.launch.common.snapshot import copy_code, interpreter
 from asyncpp_cli.launch.common.srun_command import network_variables
 from asyncpp_cli.launch.submission import sbatch
@@ -54,7 +53,7 @@ def job_checks(site: Site, folder: Path) -> Iterator[Check]:
     try:
         shutil.copy(node_check.__file__, made / "node_check.py")
         copy_code(made / "code")
-        nodes = _nodes(site)
+        nodes = 1 if site.max_nodes == 1 else 2
         job_id = sbatch.submit_job(
             short,
             made,
@@ -92,19 +91,12 @@ def job_checks(site: Site, folder: Path) -> Iterator[Check]:
         yield _first_wrong([image_check(site.container, node) for node in found])
     yield _first_wrong([network_check(site, node) for node in found])
     if met is None:
-        yield good("two nodes", "not tried", note="the partition has one node that is up")
+        yield good("two nodes", "not tried", note="the profile allows one node (max_nodes)")
     else:
         yield from handshake_checks(site, hosts, met)
     yield from _clock_checks(found)
     if site.gpus_per_node:
         yield _first_wrong([_gpus_check(site, node) for node in found])
-
-
-def _nodes(site: Site) -> int:
-    """Two if the partition has two nodes that are up, else one."""
-    partition = find_partition(site.partition, partitions())
-    nodes = [] if partition is None else nodes_of(partition["PartitionName"])
-    return 2 if sum(node.is_up for node in nodes) > 1 else 1
 
 
 def _command(site: Site, folder: Path) -> list[str]:

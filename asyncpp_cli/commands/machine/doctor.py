@@ -37,8 +37,8 @@ def doctor(
 ) -> None:
     """Check whether runs will work here, and advise.
 
-    Checks Python, torch, GPUs, communication between processes, the compiler and the folder; with --site also
-    the cluster, against the site profile.
+    Checks torch, GPUs, communication between processes and the folder; with --site also whether sbatch takes
+    the profile's jobs.
 
     Nothing is queued without --job. A `note` is something that runs work without. Exit code 0 if nothing is
     wrong, 1 otherwise.
@@ -59,16 +59,16 @@ def doctor(
 
 
 def _checks(site: Site, folder: Path, *, job: bool) -> Iterator[Check]:
-    from asyncpp_cli.doctor.cluster import cluster_checks
+    from asyncpp_cli.doctor.cluster import submission_check
     from asyncpp_cli.doctor.job import job_checks
     from asyncpp_cli.doctor.machine import machine_checks
     from asyncpp_cli.sites.profile import LOCAL
 
     yield from machine_checks(folder)
     if site.scheduler != LOCAL:
-        found = list(cluster_checks(site, folder))
-        yield from found
-        if job and all(check.ok for check in found):
+        found = submission_check(site)
+        yield found
+        if job and found.ok:
             yield from job_checks(site, folder)
 
 
