@@ -236,7 +236,7 @@ class Experiment:
         from asyncpp_cli.report.load.experiments import load_selection
 
         path = other.folder if isinstance(other, Experiment) else Path(other)
-        return difference(load_selection(self.folder).runs, load_selection(path).runs).record()
+        return difference(load_selection(self.folder).runs, load_selection(path).runs)
 
     def _read(self) -> ExperimentFolder:
         # Imported on first use, as everything that takes long.

@@ -19,7 +19,7 @@ from support.report_experiment import ExperimentFolder, settings
 from support.slurm_habits import HABITS
 
 from asyncpp_cli.doctor import job
-from asyncpp_cli.doctor.cluster import cluster_checks
+from asyncpp_cli.doctor.cluster import submission_check
 from asyncpp_cli.launch.common import bad_nodes
 from asyncpp_cli.launch.common.arrays import (
     ArrayManifest,
@@ -202,7 +202,7 @@ def test_no_habit_of_the_user_reaches_a_command_of_slurm(
         monkeypatch.setenv(name, value)
     slurm.accounted_jobs(["a"], since=0)
     slurm.cancel(["7"])
-    list(cluster_checks(find_site("testcluster"), commands))  # scontrol, sbatch, sacctmgr
+    submission_check(find_site("testcluster"))  # sbatch
     assert bad_nodes.broken_nodes("n1") == {}
     with pytest.raises(slurm.SlurmError, match="squeue: cannot read"):
         slurm.queued_jobs(["a"])

@@ -45,7 +45,7 @@ def differences(*sides: Path) -> dict[str, Any]:
     return content
 
 
-def test_experiments_differ_in_settings_versions_and_numbers(folder: Path) -> None:
+def test_experiments_differ_in_settings_versions_and_losses(folder: Path) -> None:
     found = differences(folder / "a", folder / "b")
     assert found["settings"]["train.steps"] == {"a": [4], "b": [8]}
     assert set(found["settings"]) == {"train.steps", "schedule.name"}
@@ -55,15 +55,12 @@ def test_experiments_differ_in_settings_versions_and_numbers(folder: Path) -> No
         "torch": {"a": ["2.13.0"], "b": ["2.14.0"]},
         "python": {"a": ["3.11.9"], "b": ["3.12.0"]},
     }
-    [cell] = found["cells"]
-    assert cell["axes"]["schedule"] == "1f1b"
-    loss = cell["numbers"]["val_loss"]
-    assert (loss["a"], loss["b"]) == (pytest.approx(3.1), pytest.approx(2.95))
-    assert loss["difference"] == pytest.approx(-0.15)
-    # Student's t with one degree of freedom: 12.7062 standard errors of the differences -0.1 and -0.2.
-    assert loss["interval"]["low"] == pytest.approx(-0.15 - 12.7062 * 0.05, abs=1e-4)
-    assert set(found["only_a"]) == {"late-0", "late-1"}
-    assert found["only_b"] == ["other-0"]
+    by_cell = {row["cell"]: row for row in found["losses"]}
+    [matched] = [row for cell, row in by_cell.items() if "schedule=1f1b" in cell]
+    assert (matched["a"], matched["b"]) == (pytest.approx(3.1), pytest.approx(2.95))
+    assert matched["difference"] == pytest.approx(-0.15)
+    others = [(row["a"], row["b"], row["difference"]) for row in by_cell.values() if row is not matched]
+    assert others == [(pytest.approx(3.6), None, None), (None, 9.0, None)]
     assert api.open(folder / "a").diff(api.open(folder / "b")) == {
         key: value for key, value in found.items() if key not in ("a", "b")
     }
@@ -74,9 +71,8 @@ def test_two_cells_are_compared_whatever_their_axes(folder: Path) -> None:
     assert found["a"]["runs"] == ["sync-0", "sync-1"]
     assert found["settings"] == {"schedule.name": {"a": ["1f1b"], "b": ["2bw"]}}
     assert found["conditions"] == {}
-    [cell] = found["cells"]
-    assert cell["runs"] == {"a": 2, "b": 2}
-    assert cell["numbers"]["val_loss"]["difference"] == pytest.approx(0.5)
+    [row] = found["losses"]
+    assert row["difference"] == pytest.approx(0.5)
     shown = asyncpp("diff", folder / "a" / "runs" / "sync-1", folder / "a" / "late-1").output
     assert "schedule.name  1f1b  2bw" in shown
     assert "+0.5000" in shown
@@ -84,20 +80,19 @@ def test_two_cells_are_compared_whatever_their_axes(folder: Path) -> None:
 
 def test_a_selection_does_not_differ_from_itself(folder: Path) -> None:
     shown = asyncpp("diff", folder / "a", folder / "a").output
-    assert "The same settings." in shown
-    assert "The same versions, machine and data." in shown
+    assert "Settings that differ: none." in shown
+    assert "Versions, machine and data that differ: none." in shown
     found = differences(folder / "a", folder / "a")
-    assert (found["settings"], found["conditions"], found["only_a"], found["only_b"]) == ({}, {}, [], [])
-    assert {cell["numbers"]["val_loss"]["difference"] for cell in found["cells"]} == {0.0}
+    assert (found["settings"], found["conditions"]) == ({}, {})
+    assert {row["difference"] for row in found["losses"]} == {0.0}
 
 
-def test_runs_without_numbers_are_compared_by_their_settings(tmp_path: Path) -> None:
+def test_runs_without_losses_are_compared_by_their_settings(tmp_path: Path) -> None:
     experiment = ExperimentFolder(tmp_path / "e")
     for schedule in ("1f1b", "2bw"):
         run = experiment.add(settings(schedule, "muon"), status=Status(state=State.PENDING))
         run.metrics_file.unlink()
     shown = succeeded("diff", tmp_path / "e" / "run-0", tmp_path / "e" / "run-1")
-    assert "nothing to compare yet" in shown.output
     assert "schedule.name  1f1b  2bw" in shown.output
 
 
