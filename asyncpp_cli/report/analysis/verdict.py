@@ -77,6 +77,8 @@ class Verdict:
     """What is missing for an answer; None if nothing is."""
     setting: str | None = None
     """Of the experiment, that would train what is missing."""
+    unfinished: int = 0
+    """Runs of the two arms that are not complete."""
     lengths: tuple[CellResult, ...] = ()
     """The cells of the delayed arm that have a loss."""
     timed: tuple[CellResult, ...] = ()
@@ -124,7 +126,7 @@ class Verdict:
         """The verdict in one sentence."""
         reached = f"the loss of {_named(self.synchronous)} ({_steps(self.synchronous):,} steps)"
         if self.reason is not None:
-            command = f" {self._command}" if self.setting is not None else ""
+            command = f" {self._command}" if self.setting is not None or self.unfinished else ""
             return (
                 f"Not answered: whether {self.delayed_name} reaches {reached} sooner: {self.reason}.{command}"
             )
@@ -152,6 +154,8 @@ class Verdict:
     def _remedy(self) -> str:
         assert self.steps is not None
         assert self.speed is not None
+        if self.unfinished:
+            return f"{self.unfinished:,} of the runs are not complete: {self._command}"
         if self.setting is not None:
             why = "The losses between the lengths are not known well enough"
             if len(self.steps.seeds) < FEW_SEEDS:
@@ -168,18 +172,20 @@ class Verdict:
 
     @property
     def _command(self) -> str:
-        """The command that trains what `setting` adds."""
-        assert self.setting is not None
+        """The command that trains what is not complete or, of complete runs, what `setting` adds."""
+        if self.unfinished or self.setting is None:
+            return self._with(None)
         if self.setting.startswith("matrix.train.steps") and _is_branch(self.delayed):
             return f"Extend the trunk (asyncpp extend) to the lengths of {self.setting}."
         return self._with(self.setting)
 
-    def _with(self, setting: str) -> str:
+    def _with(self, setting: str | None) -> str:
         folder = next((run.folder.parents[1] for run in self.delayed.runs if run.folder is not None), None)
         if folder is None:
-            return f"`{setting}` in the experiment's template."
+            return f"`{setting or 'asyncpp launch'}`."
         name, template = shlex.quote(str(folder)), shlex.quote(str(folder / "template.yaml"))
-        return f"`asyncpp sweep {template} '{setting}' --out {name} && asyncpp launch {name}`"
+        sweep = "" if setting is None else f"asyncpp sweep {template} '{setting}' --out {name} && "
+        return f"`{sweep}asyncpp launch {name}`"
 
     def record(self) -> dict[str, Any]:
         """The numbers, for JSON."""
@@ -206,9 +212,8 @@ def verdicts(cells: Sequence[CellResult]) -> list[Verdict]:
     that is another. All have the same model, data and number of ranks. The lengths of an arm are cells that
     differ in `train.steps` (and the intervals of evaluations and checkpoints) alone.
     """
-    known = [cell for cell in cells if cell.config and (cell.losses or cell.speed_only or cell.diverged)]
     found = []
-    for group in _grouped(known, _comparable):
+    for group in _grouped([cell for cell in cells if cell.config], _comparable):
         arms = _grouped([cell for cell in group if cell.synchronous], _synchronous_arm)
         synchronous = [arm for arm in arms if any(cell.losses for cell in arm)]
         delayed = _grouped([cell for cell in group if not cell.synchronous], _delayed_arm)
@@ -238,9 +243,9 @@ def verdict_lines(cells: Sequence[CellResult]) -> tuple[list[str], list[str]]:
         return [], [_NO_SYNCHRONOUS_ARM]
     # The arms that were run for it.
     several = [verdict for verdict in found if len({_tokens(cell) for cell in verdict.lengths}) > 1]
-    if found and not several:
+    if found and not several and not found[0].unfinished:
         return [], [f"{found[0].sentence} {_EXAMPLE}"]
-    return [], [verdict.sentence for verdict in several[:_MOST_SENTENCES]]
+    return [], [verdict.sentence for verdict in (several or found[:1])[:_MOST_SENTENCES]]
 
 
 def _grouped(cells: Iterable[CellResult], key_of: Callable[[CellResult], Hashable]) -> list[list[CellResult]]:
@@ -324,15 +329,17 @@ def _verdict(arm: Sequence[CellResult], baseline: Sequence[CellResult]) -> Verdi
         lengths=tuple(with_loss),
         timed=tuple(timed),
         synchronous_lengths=tuple(by_length),
+        unfinished=sum(run.state != "completed" for cell in (*arm, *baseline) for run in cell.runs),
     )
     if reason := _diverged([*arm, *baseline]) or _unequal(by_length):
-        return replace(found, reason=reason)
+        return replace(found, reason=reason, unfinished=0)
     failed: Verdict | None = None
     for cell in by_length:
         try:
             steps = steps_ratio(steps=_tokens(cell), loss=cell.losses, delayed=delayed)
         except NoRatioError as error:
-            unanswered = replace(found, synchronous=cell, reason=str(error))
+            reason = "not all runs are complete" if found.unfinished else str(error)
+            unanswered = replace(found, synchronous=cell, reason=reason)
             failed = failed or replace(unanswered, setting=_setting_of(error, unanswered))
             continue
         speed = _speed(timed, fastest)

@@ -169,6 +169,8 @@ def test_the_command_that_is_named_makes_the_runs_that_answer(tmp_path: Path) ->
     (tmp_path / "mine.yaml").write_text(TEMPLATE)
     folder = tmp_path / "with space"
     succeeded("sweep", tmp_path / "mine.yaml", "--out", folder)
+    with_losses(replace(open_experiment(folder), cells=open_experiment(folder).cells[:-1]))
+    assert report_of(folder).summary[-1].endswith(f"not all runs are complete. `asyncpp launch '{folder}'`")
     with_losses(open_experiment(folder))
     [last] = report_of(folder).summary
     assert last.startswith("Not answered: whether 2bw muon reaches the loss of 1f1b muon (40 steps) sooner")
