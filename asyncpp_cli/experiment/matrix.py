@@ -129,7 +129,7 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
         UserError: some cannot; names the file, the key and the first such cell. Cells that are refused for
             one reason share a line; of several reasons all but the last are printed.
     """
-    from stages.checkpoint.initial_weights import InitError, check_init
+    from stages.checkpoint.initial_weights import InitError, check_init, check_values
     from stages.validation import ConfigError, check
 
     checked: dict[str, list[str]] = {}
@@ -143,6 +143,7 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
                     raise InitError("is for the built-in decoder; model.factory builds another model")
                 # Not a check of the run: one that resumes from a checkpoint does not need them.
                 check_init(config.model)
+                check_values(config.model)
         except ConfigError as error:
             return [f"{error.key}: {problem}" for problem in error.message.splitlines()]
         except InitError as error:

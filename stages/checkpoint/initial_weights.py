@@ -12,7 +12,9 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from stages.config.records import DamagedError, read_bytes
 from stages.config.run_config import ModelConfig
@@ -62,6 +64,15 @@ def _json(file: Path) -> dict[str, Any]:
     return content
 
 
+_Mark = tuple[int, int]
+"""Size and modification time of a file."""
+
+
+def _mark(file: Path) -> _Mark:
+    stat = file.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
 def content_sha256(path: Path) -> str:
     """SHA-256 of the content of the weight files, whatever their names.
 
@@ -71,27 +82,26 @@ def content_sha256(path: Path) -> str:
     digest = hashlib.sha256()
     for file in _files(path):
         try:
-            stat = file.stat()
-            digest.update(_digest(file, stat.st_size, stat.st_mtime_ns))
+            digest.update(_digest(file, _mark(file)))
         except OSError as error:
             raise InitError(f"{file} cannot be read ({error.strerror})") from error
     return digest.hexdigest()
 
 
 @lru_cache(maxsize=1024)  # many cells of a matrix may start from the same weights
-def _digest(file: Path, _size: int, _modified: int) -> bytes:
+def _digest(file: Path, _of: _Mark) -> bytes:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").digest()
 
 
 def check_init(config: ModelConfig) -> None:
-    """Check that `config.init` fits the decoder, by names, shapes and config.json; reads no weights.
+    """Check that `config.init` fits the decoder, by names, shapes, types and config.json; reads no weights.
 
     Raises:
         InitError: says which weight or setting does not fit.
     """
     path = Path(str(config.init))
-    description = (path if path.is_dir() else path.parent) / CONFIG_FILE
+    description = _description(path)
     differences: list[str] = []
     if description.is_file():
         content = _json(description)
@@ -102,27 +112,114 @@ def check_init(config: ModelConfig) -> None:
             differences = config_differences(config, content)
         except NoClassError as error:
             raise InitError(f"{description}: {error}") from error
-    shapes = _shapes(path)
-    names = _names_in(config, shapes)
-    for parameter in _tensors(config):
-        name = names[parameter.name]
-        if name not in shapes:
-            if parameter.name.endswith(BIAS):
+    weights = _weights(path)
+    names = _names_in(config, weights)
+    wanted = {names[parameter.name]: parameter.shape for parameter in _tensors(config)}
+    biases = {file_name for name, file_name in names.items() if name.endswith(BIAS)}
+    if (head := _head(weights)) is not None:
+        wanted[head] = wanted[names["embedding.weight"]]
+    for name, shape in wanted.items():
+        if name not in weights:
+            if name in biases:
                 continue  # It begins as 0.
             raise InitError(f"{path} has no {name}")
-        if shapes[name] != parameter.shape:
-            raise InitError(
-                f"{path}: {name} is {list(shapes[name])}, the model {config.name} has {list(parameter.shape)}"
-            )
+        file, given, dtype = weights[name]
+        if given != shape:
+            raise InitError(f"{file}: {name} is {list(given)}, the model {config.name} has {list(shape)}")
+        if dtype not in EXPONENTS:
+            raise InitError(f"{file}: {name} is of type {dtype}; accepted: {', '.join(EXPONENTS)}")
     unknown = sorted(
         name
-        for name in shapes.keys() - set(names.values())
-        if not name.endswith("rotary_emb.inv_freq") and 0 not in shapes[name]
+        for name in weights.keys() - wanted.keys()
+        if not name.endswith("rotary_emb.inv_freq") and 0 not in weights[name].shape
     )
     if unknown:
-        raise InitError(f"{path} has {unknown[0]}, which the model {config.name} has no place for")
+        file = weights[unknown[0]].file
+        raise InitError(f"{file} has {unknown[0]}, which the model {config.name} has no place for")
     if differences:
         raise InitError(f"{description}: {differences[0]}")
+
+
+def check_values(config: ModelConfig) -> None:
+    """Check that all weights for this decoder are finite, and that a tied head is the embedding; reads them.
+
+    Raises:
+        InitError: names the first weight that is not so, and its file.
+    """
+    path = Path(str(config.init))
+    weights = _weights(path)
+    names = _names_in(config, weights)
+    head, embedding = _head(weights), names["embedding.weight"]
+    for file in _files(path):
+        for name in _not_finite(file, _mark(file)):
+            if name in (head, *names.values()):
+                raise InitError(f"{file}: {name} has values that are not finite")
+    description = _description(path)
+    tied = config.tied or (description.is_file() and _json(description).get("tie_word_embeddings") is True)
+    if head is None or not tied:
+        return
+    both = [(weights[name].file, name, _mark(weights[name].file)) for name in (head, embedding)]
+    if weights[head][1:] != weights[embedding][1:] or not _equal(*both):
+        raise InitError(f"{weights[head].file}: {head} differs from {embedding}; tied, they are one")
+
+
+def _head(content: Collection[str]) -> str | None:
+    """Name of the head in the files, if there is one: of a tied model it is the embedding once more."""
+    head = "lm_head.weight" if "model.embed_tokens.weight" in content else "head.weight"
+    return head if head in content else None
+
+
+EXPONENTS = {
+    "F64": ("<u8", 0x7FF0000000000000),
+    "F32": ("<u4", 0x7F800000),
+    "F16": ("<u2", 0x7C00),
+    "BF16": ("<u2", 0x7F80),
+}
+"""By name in safetensors of each type that weights may have: an integer type of its size, and the bits of it
+that are all set where a value is not finite."""
+_BLOCK = 1 << 22
+"""Values to look at at once."""
+
+
+@lru_cache(maxsize=1024)
+def _equal(first: tuple[Path, str, _Mark], second: tuple[Path, str, _Mark]) -> bool:
+    """Whether two weights of one size are the same, bit for bit."""
+    blocks = (_blocks(_as_integers(file)[name]) for file, name, _ in (first, second))
+    return all(map(np.array_equal, *blocks))
+
+
+@lru_cache(maxsize=1024)
+def _not_finite(file: Path, _of: _Mark) -> tuple[str, ...]:
+    """Names of the file's weights with values that are infinite or no numbers."""
+    types = {name: weight.dtype for name, weight in _weights(file).items()}
+    wrong = []
+    for name, values in _as_integers(file).items():
+        _, bits = EXPONENTS[types[name]]
+        if any(((block & bits) == bits).any() for block in _blocks(values)):
+            wrong.append(name)
+    return tuple(wrong)
+
+
+def _as_integers(file: Path) -> dict[str, np.ndarray]:
+    """The weights of the types of `EXPONENTS`, mapped; numpy has no type for some of them."""
+    raw = np.memmap(file, np.uint8, mode="r")
+    begin = 8 + int.from_bytes(raw[:8].tobytes(), "little")
+    header = json.loads(raw[8:begin].tobytes())
+    return {
+        name: raw[begin + entry["data_offsets"][0] : begin + entry["data_offsets"][1]].view(
+            EXPONENTS[entry["dtype"]][0]
+        )
+        for name, entry in header.items()
+        if entry.get("dtype") in EXPONENTS
+    }
+
+
+def _blocks(values: np.ndarray) -> Iterator[np.ndarray]:
+    return (values[first : first + _BLOCK] for first in range(0, len(values), _BLOCK))
+
+
+def _description(path: Path) -> Path:
+    return (path if path.is_dir() else path.parent) / CONFIG_FILE
 
 
 def _tensors(config: ModelConfig) -> Iterator[Parameter]:
@@ -133,18 +230,28 @@ def _tensors(config: ModelConfig) -> Iterator[Parameter]:
     yield from spec.biases()
 
 
-def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of each weight in the files."""
+class _Weight(NamedTuple):
+    """A weight as its file describes it."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def _weights(path: Path) -> dict[str, _Weight]:
+    """What the files hold, by name."""
     from safetensors import SafetensorError, safe_open
 
-    shapes: dict[str, tuple[int, ...]] = {}
+    weights: dict[str, _Weight] = {}
     for file in _files(path):
         try:
             with safe_open(file, framework="np") as opened:
-                shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+                for name in opened.keys():  # noqa: SIM118
+                    part = opened.get_slice(name)
+                    weights[name] = _Weight(file, tuple(part.get_shape()), part.get_dtype())
         except (OSError, SafetensorError) as error:
             raise InitError(f"{file} is not safetensors ({error})") from error
-    return shapes
+    return weights
 
 
 def _names_in(config: ModelConfig, content: Mapping[str, object]) -> dict[str, str]:
@@ -166,7 +273,7 @@ def read_initial(
     Args:
         config: the model.
         names: parameters, or members of them, and balance biases to read.
-        verify_hash: compare the files' SHA-256 with `init_sha256`, which reads all of them.
+        verify_hash: check all values (`check_values`), and compare the files' SHA-256 with `init_sha256`.
 
     Raises:
         InitError: they do not fit the decoder, or are not those that `init_sha256` promises.
@@ -175,9 +282,11 @@ def read_initial(
 
     path = Path(str(config.init))
     check_init(config)
+    if verify_hash:
+        check_values(config)
     if verify_hash and config.init_sha256 is not None and content_sha256(path) != config.init_sha256:
         raise InitError(f"{path} has changed since the run was made (its SHA-256 differs)")
-    in_files = {ours: name for ours, name in _names_in(config, _shapes(path)).items() if ours in names}
+    in_files = {ours: name for ours, name in _names_in(config, _weights(path)).items() if ours in names}
     read: dict[str, Tensor] = {}
     for file in _files(path):
         with safe_open(file, framework="pt") as opened:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 from support.exported_runs import SHARED, TINY, run_of, train
 from support.single_process import whole_model
 from support.small_runs import small_config
@@ -20,7 +20,7 @@ from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.template import load
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import config_hash
-from stages.checkpoint.initial_weights import InitError, check_init, read_initial
+from stages.checkpoint.initial_weights import InitError, check_init, check_values, read_initial
 from stages.config.run_config import ModelConfig
 from stages.shape.families import FAMILIES
 from stages.shape.hf_config import config_differences, default_settings, hf_config, hugging_face_of
@@ -99,6 +99,14 @@ def changed(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
             lambda folder: changed(folder, "model.layers.4.mlp.up_proj.weight", torch.ones(1)),
             "has model.layers.4.mlp.up_proj.weight, which the model tiny has no place for",
         ),
+        (
+            lambda folder: changed(folder, "model.norm.weight", torch.ones(16, dtype=torch.int64)),
+            r"w/model.safetensors: model.norm.weight is of type I64; accepted: F64, F32, F16, BF16",
+        ),
+        (
+            lambda folder: changed(folder, "model.norm.weight", torch.full((16,), float("nan"))),
+            r"w/model.safetensors: model.norm.weight has values that are not finite",
+        ),
         (lambda folder: rewritten(folder, num_attention_heads=8), "num_attention_heads is 8, here 4"),
         (lambda folder: rewritten(folder, rms_norm_eps=1e-6), "rms_norm_eps is 1e-06, here 1e-05"),
         # What transformers takes where the file does not say.
@@ -119,7 +127,7 @@ def changed(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
             "partial_rotary_factor is 0.5, and 1.0 in rope_parameters",
         ),
     ],
-    ids=range(13),
+    ids=range(15),
 )
 def test_weights_that_do_not_fit_are_refused_before_anything_is_written(
     damage: object, message: str, run: Run, text: Path, tmp_path: Path
@@ -189,13 +197,68 @@ def test_a_model_of_transformers_is_a_start_even_with_a_tied_head(family: str, t
 def test_an_untied_head_is_no_start_of_a_tied_one(run: Run, tmp_path: Path) -> None:
     asyncpp("export", run.folder, "--out", tmp_path / "w")
     tied = replace(small_config(text=tmp_path).model, tied=True, init=str(tmp_path / "w"))
-    with pytest.raises(InitError, match=r"has lm_head.weight, which the model tiny has no place for"):
-        check_init(tied)
-    changed(tmp_path / "w", "lm_head.weight", None)
     with pytest.raises(InitError, match="tie_word_embeddings is False, here True"):
         check_init(tied)
     rewritten(tmp_path / "w", tie_word_embeddings=True)
+    differs = (
+        r"w/model.safetensors: lm_head.weight differs from model.embed_tokens.weight; tied, they are one"
+    )
+    for model in (tied, replace(tied, tied=False)):
+        check_init(model)
+        with pytest.raises(InitError, match=differs):
+            check_values(model)
+    with pytest.raises(InitError, match=differs):
+        read_initial(tied, ["embedding.weight"])
+    changed(tmp_path / "w", "lm_head.weight", None)
     check_init(tied)
+    check_values(tied)
+
+
+@pytest.mark.parametrize("layout", ["hf", "safetensors"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_weights_are_checked_whatever_their_type_and_files(
+    dtype: str, layout: str, run: Run, tmp_path: Path
+) -> None:
+    """Published tied checkpoints have the head beside the embedding, which it is."""
+    succeeded("export", run.folder, "--format", layout, "--out", tmp_path / "w")
+    head, embedding = ("lm_head.weight", "model.embed_tokens.weight")
+    if layout == "safetensors":
+        head, embedding = ("head.weight", "embedding.weight")
+    else:
+        rewritten(tmp_path / "w", tie_word_embeddings=True)
+    file = tmp_path / "w" / "model.safetensors"
+    weights = {name: tensor.to(getattr(torch, dtype)) for name, tensor in load_file(file).items()}
+    weights[head] = weights[embedding].clone()
+    # In two files with an index, the head in another than the embedding.
+    first = {name: tensor for name, tensor in weights.items() if name != head}
+    parts = {"a.safetensors": first, "b.safetensors": {head: weights[head]}}
+    index = {"weight_map": {name: part for part, tensors in parts.items() for name in tensors}}
+    (tmp_path / "w" / "model.safetensors.index.json").write_text(json.dumps(index))
+    tied = replace(run.config().model, tied=True, init=str(tmp_path / "w"))
+
+    def refused(part: str, name: str, tensor: torch.Tensor) -> str:
+        """What is said with one weight as given."""
+        for file_name, tensors in parts.items():
+            save_file(tensors | ({name: tensor} if file_name == part else {}), tmp_path / "w" / file_name)
+        try:
+            check_init(tied)
+            check_values(tied)
+            read_initial(tied, ["embedding.weight"])
+        except InitError as error:
+            return str(error).removeprefix(f"{tmp_path}/w/")
+        return ""
+
+    assert refused("b.safetensors", head, weights[head]) == ""
+    for part, name in (("a.safetensors", embedding), ("b.safetensors", head)):
+        wrong = weights[name].clone()
+        for value in (float("nan"), float("inf"), -float("inf")):
+            wrong.view(-1)[-1] = value
+            assert refused(part, name, wrong) == f"{part}: {name} has values that are not finite"
+        wrong.view(-1)[-1] = torch.finfo(wrong.dtype).max
+        said = f"b.safetensors: {head} differs from {embedding}; tied, they are one"
+        assert refused(part, name, wrong) == said
+        for other in (torch.int8, torch.int32, torch.uint16, torch.bool, torch.float8_e4m3fn):
+            assert f"{part}: {name} is of type" in refused(part, name, torch.ones(wrong.shape).to(other))
 
 
 @pytest.mark.parametrize(
