@@ -21,12 +21,10 @@ from stages.config.run_config import RunConfig, trained_paths
 _REFERENCE = {
     "apptainer": re.compile(r"(docker|oras|library)://[A-Za-z0-9][A-Za-z0-9._:/@+-]*"),
     "pyxis": re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@#+-]*"),
-    "kubernetes": re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*"),
 }
 _ACCEPTED_IMAGE = {
     "apptainer": "an absolute path of a .sif file or a folder, or docker://NAME:TAG",
     "pyxis": "an absolute path of a .sqsh file, or NAME:TAG as enroot writes it",
-    "kubernetes": "NAME:TAG as pods name images",
 }
 _PYTHON = Meta(
     pattern=r"\A[A-Za-z0-9/][^\x00-\x20\x7f=]*\Z",
@@ -34,7 +32,6 @@ _PYTHON = Meta(
 )
 _UNMOUNTABLE = re.compile(r'[:,"\\\x00-\x1f\x7f]')
 """What neither runtime takes in the path of a mount."""
-_CLAIM_MOUNT = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?:/[^:\x00-\x1f\x7f]*(:ro)?")
 _PASSED_ON = (
     "PYTHONPATH",
     "PYTHONSAFEPATH",
@@ -63,9 +60,7 @@ class ContainerError(ValueError):
 class Container:
     """Image and mounts of the ranks' container."""
 
-    runtime: Literal["apptainer", "pyxis", "kubernetes"]
-    """`apptainer`, `pyxis`, or `kubernetes`: for `launch --print kubernetes` alone; a mount's SOURCE is a
-    PersistentVolumeClaim."""
+    runtime: Literal["apptainer", "pyxis"]
     image: str
     """Absolute path of an image, or its name in a registry."""
     python: Annotated[str, _PYTHON] = "python3"
@@ -81,19 +76,11 @@ def check_container(container: Container) -> None:
         ContainerError: one is not accepted.
     """
     image = container.image
-    is_path = (
-        container.runtime != "kubernetes"
-        and image.startswith("/")
-        and not re.search(r"[\x00-\x1f\x7f]", image)
-    )
+    is_path = image.startswith("/") and not re.search(r"[\x00-\x1f\x7f]", image)
     if not is_path and not _REFERENCE[container.runtime].fullmatch(image):
         raise ContainerError("image", f"{image!r}; accepted: {_ACCEPTED_IMAGE[container.runtime]}")
     for mount in container.mounts:
-        if container.runtime != "kubernetes":
-            _parsed(mount)
-        elif not _CLAIM_MOUNT.fullmatch(mount):
-            accepted = "CLAIM:/folder or CLAIM:/folder:ro, where CLAIM is a PersistentVolumeClaim"
-            raise ContainerError("mounts", f"{mount!r}; accepted: {accepted}")
+        _parsed(mount)
 
 
 def _parsed(mount: str) -> tuple[str, str, str]:

@@ -33,7 +33,7 @@ def launch(
         typer.Option(
             "--print",
             metavar="FORMAT",
-            help="Start nothing; print the runs for another scheduler: commands, json, kubernetes, skypilot.",
+            help="Start nothing; print the runs for another scheduler: commands, json.",
         ),
     ] = None,
     *,
@@ -61,8 +61,7 @@ def launch(
     completed nor running, its ranks, nodes, GPUs, memory, time, and the command of each node.
     """
     from asyncpp_cli.base.errors import UserError
-    from asyncpp_cli.launch.formats.catalogue import printed
-    from asyncpp_cli.launch.formats.described import described_runs
+    from asyncpp_cli.launch.described import described_runs, printed
     from asyncpp_cli.launch.retry import chosen_by_site
     from asyncpp_cli.launch.start import launch_experiment
     from asyncpp_cli.runs.experiment_folder import runs_named
@@ -71,19 +70,12 @@ def launch(
     profile = find_site(site or LOCAL)
     experiment, named = runs_named(folder, runs)
     if print_as is not None:
-        if (
-            failed
-            or timeout
-            or oom
-            or replace(options, replay=False, retries=None, yes=False) != LaunchOptions()
-        ):
-            raise UserError("--print takes only --site, --replay and --retries beside the runs")
+        if failed or timeout or oom or replace(options, replay=False, yes=False) != LaunchOptions():
+            raise UserError("--print takes only --site and --replay beside the runs")
         only = [run.id for run in named] or None
         described = described_runs(experiment, profile, only=only, replay=options.replay)
-        print(printed(print_as, described, profile, retries=options.retries))
+        print(printed(print_as, described))
         return
-    if profile.container is not None and profile.container.runtime == "kubernetes":
-        raise UserError(f"{profile.file}: container.runtime: pods are started with --print kubernetes")
     by_site: dict[str, list[str] | None] = {site or LOCAL: None}
     if named or failed or timeout or oom:
         by_site = chosen_by_site(experiment, named, failed=failed, timeout=timeout, oom=oom, site=site)

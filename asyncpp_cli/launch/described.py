@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
+import json
 import shlex
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
+from dataclasses import asdict, dataclass, replace
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch.common.arrays import JobShape, config_at, shape_of
@@ -97,36 +95,19 @@ def _torchrun(shape: JobShape, node: int) -> list[str]:
     return [*words, "--nnodes", str(shape.nodes), "--node-rank", str(node), "--master-addr", "HOST"]
 
 
-def mebibytes(memory: str) -> float:
-    """An amount in sbatch's notation, which counts MiB where there is no unit."""
-    units = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
-    return int(memory.rstrip("KMGT")) * units.get(memory[-1], 1)
-
-
-def claims_of(site: Site, runs: Sequence[DescribedRun], *, accepted_by: str) -> list[list[str]]:
-    """Claim, folder and perhaps `ro` of each volume.
+def printed(form: str, runs: Sequence[DescribedRun]) -> str:
+    """The runs as `commands`, with comments for a shell, or as `json`.
 
     Raises:
-        UserError: the profile has no image for pods, or no volume that holds the runs and their data.
+        UserError: there is no such form.
     """
-    if site.container is None or site.container.runtime != "kubernetes":
-        raise UserError(
-            f"{site.file}: container: --print {accepted_by} needs an image and a volume; accepted: "
-            "{runtime: kubernetes, image: NAME:TAG, mounts: ['CLAIM:/folder']}"
-        )
-    volumes = [mount.split(":") for mount in site.container.mounts]
+    if form == "json":
+        return json.dumps([asdict(run) for run in runs], indent=1)
+    if form != "commands":
+        raise UserError(f"--print {form}: accepted: commands, json")
+    lines = []
     for run in runs:
-        for path in filter(None, (run.folder, run.data, *run.sources)):
-            if not any(PurePosixPath(path).is_relative_to(volume[1]) for volume in volumes):
-                raise UserError(
-                    f"{site.file}: container.mounts: none holds {path}; accepted: CLAIM:/folder, where "
-                    "CLAIM is a PersistentVolumeClaim and /folder the path that it has here, too"
-                )
-    return volumes
-
-
-def job_name(run_id: str, folder: str) -> str:
-    """A DNS label of at most 49 characters for a run's job, so that names of its pods are labels, too."""
-    readable = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
-    digest = hashlib.sha256(folder.encode()).hexdigest()[:8]
-    return f"{readable[:40].strip('-') or 'run'}-{digest}"
+        limits = [f"{run.memory} per node"] if run.memory else []
+        limits += [f"at most {run.time}"] if run.time else []
+        lines += [f"# {run.id}: {', '.join([str(run.shape), *limits])}", *run.node_commands]
+    return "\n".join(lines)

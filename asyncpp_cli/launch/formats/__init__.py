@@ -1,1 +1,0 @@
-"""Runs as other schedulers are told of them: a description of each, and one file per format."""
