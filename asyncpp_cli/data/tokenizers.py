@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, and those of the library `tokenizers` (tokenizer.json, GPT-2's files, or trained here).
+"""Tokenizers: bytes, and those of the library `tokenizers` (tokenizer.json).
 
 The library is needed only for the latter, and never in training.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,12 +18,11 @@ from asyncpp_cli.data.sources import EXTRA
 from stages.data.prepared import MANIFEST, Prepared
 from stages.data.shards import dtype_for
 
-FORMS = "accepted: bytes, a tokenizer.json, a folder with GPT-2's BPE files, or train:SIZE"
+FORMS = "accepted: bytes, or a tokenizer.json (docs/data.md says how to make one)"
 END = "<|endoftext|>"
-"""End-of-document token of GPT-2 and of tokenizers trained here."""
+"""End-of-document token of GPT-2, and of bytes in an export."""
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
 """Usual names of the end-of-document token, tried in order."""
-GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 BATCH = 1 << 19
 """Bytes of text to tokenize at once."""
 
@@ -155,7 +154,7 @@ def library() -> Any:
 
 
 def read_tokenizer(name: str, *, end: str | None, start: str | None = None) -> Tokenizer:
-    """Read a tokenizer: `bytes`, a tokenizer.json, or a folder with GPT-2's files.
+    """Read a tokenizer: `bytes`, or a tokenizer.json or a folder with one.
 
     Raises:
         UserError: it does not exist or cannot be read.
@@ -168,10 +167,7 @@ def read_tokenizer(name: str, *, end: str | None, start: str | None = None) -> T
         return Bytes()
     path = Path(name).expanduser()
     if path.is_dir():
-        if (path / "tokenizer.json").is_file():
-            path = path / "tokenizer.json"
-        else:
-            return Library(_gpt2_tokenizer_json(path), name=f"GPT-2 BPE ({path.name})", end=end, start=start)
+        path = path / "tokenizer.json"
     if not path.is_file():
         raise UserError(f"--tokenizer {name}: there is no such file; {FORMS}")
     try:
@@ -197,69 +193,6 @@ def recorded_text(prepared: Prepared) -> str:
             f"{prepared.tokenizer_file} is not the tokenizer that {MANIFEST} names: SHA-256 is {checksum}"
         )
     return content.decode()
-
-
-def train_size(name: str) -> int | None:
-    """SIZE of `train:SIZE`; None for other names.
-
-    Raises:
-        UserError: SIZE is not a number, or too small for all bytes and the end-of-document token.
-    """
-    kind, colon, size = name.partition(":")
-    if kind != "train" or not colon:
-        return None
-    if not size.isdecimal() or int(size) < 257:
-        raise UserError(
-            f"--tokenizer {name}: SIZE must be a whole number of at least 257 (each byte and {END})"
-        )
-    return int(size)
-
-
-def train_tokenizer(documents: Iterable[bytes], *, size: int) -> Tokenizer:
-    """Train a byte-level BPE with GPT-2's word splitting on documents.
-
-    Raises:
-        UserError: the library is missing.
-    """
-    tokenizers = library()
-    tokenizer = _byte_level(tokenizers, tokenizers.models.BPE())
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=[END],
-        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator((document.decode() for document in documents), trainer=trainer)
-    return Library(tokenizer.to_str(), name=f"BPE trained on the data, {size} tokens", end=END)
-
-
-def _gpt2_tokenizer_json(folder: Path) -> str:
-    tokenizers = library()
-    for vocabulary, merges in GPT2_FILES:
-        if (folder / vocabulary).is_file() and (folder / merges).is_file():
-            break
-    else:
-        pairs = " and ".join(f"{vocabulary} with {merges}" for vocabulary, merges in GPT2_FILES)
-        raise UserError(f"{folder} holds no tokenizer.json and no BPE files of GPT-2 ({pairs})")
-    try:
-        token_ids = json.loads((folder / vocabulary).read_text(encoding="utf-8"))
-        model = tokenizers.models.BPE.from_file(str(folder / vocabulary), str(folder / merges))
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(
-            f"{folder}: {vocabulary} and {merges} are not BPE files of GPT-2 ({error})"
-        ) from error
-    tokenizer = _byte_level(tokenizers, model)
-    if END in token_ids:
-        tokenizer.add_special_tokens([END])
-    text: str = tokenizer.to_str()
-    return text
-
-
-def _byte_level(tokenizers: Any, model: Any) -> Any:
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    return tokenizer
 
 
 def sha256_of(tokenizer: Tokenizer) -> str | None:

@@ -14,13 +14,11 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from asyncpp_cli.base.atomic_files import write_record
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.data.documents import Document, documents, is_held_out
 from asyncpp_cli.data.parts import InputPart
 from asyncpp_cli.data.tokenizers import BATCH, Bytes, Library, Tokenizer
-from stages.config.records import DamagedError, FileRecord, read_record
-from stages.data.prepared import SPLITS, UNFINISHED
+from stages.data.prepared import SPLITS
 from stages.data.shards import dtype_for
 
 
@@ -29,7 +27,7 @@ class ShardSettings:
     """Settings that, with the inputs, determine the tokens."""
 
     tokenizer: str
-    """Name of the tokenizer, or `train:SIZE`."""
+    """Name of the tokenizer."""
     tokenizer_sha256: str | None
     end_of_document: int
     start_of_document: int | None
@@ -54,8 +52,9 @@ class PartSplit:
     byte_counts: list[int] = field(default_factory=lambda: [0] * 256)
 
 
-class PartRecord(FileRecord, frozen=True, kw_only=True):
-    """The content of a part's shards, UNFINISHED/NUMBER.json."""
+@dataclass(frozen=True, kw_only=True)
+class PartRecord:
+    """The content of a part's shards."""
 
     number: int
     splits: dict[str, PartSplit]
@@ -63,29 +62,8 @@ class PartRecord(FileRecord, frozen=True, kw_only=True):
     """Times that the separator stands within a line of text, where it ends no document."""
 
 
-def record_file(out: Path, number: int) -> Path:
-    return out / UNFINISHED / f"{number:06}.json"
-
-
-def finished_record(out: Path, number: int, *, width: int) -> PartRecord | None:
-    """The record of a part whose shards are complete, else None.
-
-    Args:
-        width: bytes of a token.
-    """
-    try:
-        record = read_record(record_file(out, number), PartRecord)
-        complete = all(
-            not split.file or (out / split.file).stat().st_size == split.tokens * width
-            for split in record.splits.values()
-        )
-    except (OSError, DamagedError):
-        return None
-    return record if complete else None
-
-
 def tokenize(part: InputPart, *, settings: ShardSettings, tokenizer: Tokenizer, out: Path) -> PartRecord:
-    """Write a part's shards into `out`, then its record.
+    """Write a part's shards into `out`.
 
     Raises:
         UserError: the input is not valid.
@@ -116,9 +94,7 @@ def tokenize(part: InputPart, *, settings: ShardSettings, tokenizer: Tokenizer, 
         for name, shard in shards.items():
             shard.finish()
             splits[name].byte_counts = counts[name].tolist()
-    record = PartRecord(number=part.number, splits=splits, separators=separators)
-    write_record(record_file(out, part.number), record)
-    return record
+    return PartRecord(number=part.number, splits=splits, separators=separators)
 
 
 def _check_text(document: Document, tokens: np.ndarray, tokenizer: Tokenizer) -> None:
@@ -152,11 +128,10 @@ def _batches(part: InputPart, settings: ShardSettings) -> Iterator[list[Document
 
 
 class _Shard:
-    """Writes a shard document by document and moves it into the folder when complete."""
+    """Writes a shard document by document."""
 
     def __init__(self, out: Path, name: str, split: PartSplit) -> None:
         self._path = out / name
-        self._unfinished = out / UNFINISHED / f"{name}.{os.getpid()}"
         self._split = split
         self._digest = hashlib.sha256()
         self._file: IO[bytes] | None = None
@@ -167,11 +142,10 @@ class _Shard:
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
-            self._unfinished.unlink(missing_ok=True)
 
     def write(self, *pieces: np.ndarray) -> None:
         if self._file is None:
-            self._file = self._unfinished.open("wb")
+            self._file = self._path.open("wb")
         for tokens in pieces:
             self._file.write(tokens.data)
             self._digest.update(tokens.data)
@@ -179,14 +153,11 @@ class _Shard:
             self._split.largest = max(self._split.largest, int(tokens.max(initial=0)))
 
     def finish(self) -> None:
-        """Move the shard into the folder, unless it is empty."""
+        """Flush the shard to disk; an empty one has no file."""
         if self._file is None:
             return
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._file.close()
-        self._file = None
-        self._unfinished.replace(self._path)
         self._split.file, self._split.sha256 = self._path.name, self._digest.hexdigest()
 
 

@@ -13,7 +13,7 @@ from stages.config.keys import LARGEST
 from stages.config.run_config import OWN_SPLIT, DataConfig, trained_paths
 from stages.data.foreign_formats import find_shards, held_out_files, read_shard, read_shards
 from stages.data.integrity import check_shards, checksums_of
-from stages.data.prepared import MANIFEST, UNFINISHED, Prepared, read_prepared
+from stages.data.prepared import MANIFEST, Prepared, read_prepared
 from stages.data.shards import DataError, Shard, count
 from stages.data.text_cache import prepare_text
 
@@ -250,16 +250,8 @@ def tokenizer_folder(config: DataConfig) -> Path | None:
 
 
 def is_prepared(path: Path) -> bool:
-    """Whether `asyncpp data prepare` wrote this folder.
-
-    Raises:
-        DataError: it has not finished.
-    """
-    if (path / MANIFEST).is_file():
-        return True
-    if (path / UNFINISHED).is_dir():
-        raise DataError(f"{path} is not completely prepared: run `asyncpp data prepare` again to continue")
-    return False
+    """Whether `asyncpp data prepare` wrote this folder."""
+    return (path / MANIFEST).is_file()
 
 
 def cache_folder() -> Path | None:

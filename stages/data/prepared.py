@@ -14,8 +14,6 @@ from stages.data.shards import DataError, Shard, dtype_for
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-UNFINISHED = "unfinished"
-"""Folder beside the shards that exists until the manifest does."""
 SPLITS = ("train", "validation")
 FEW_DOCUMENTS = 20
 """Least number of documents of a validation split that is not remarked on."""

@@ -26,12 +26,11 @@ def prepare(
     tokenizer: Annotated[
         str,
         typer.Option(
-            metavar="bytes|FILE|DIR|train:SIZE",
-            help="Bytes; a Hugging Face tokenizer.json; a folder with GPT-2's BPE files; or a BPE of SIZE "
-            "tokens, trained on the data.",
+            metavar="bytes|FILE|DIR",
+            help="Bytes; or a Hugging Face tokenizer.json, or a folder with one.",
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the shards: new, or one to resume.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the shards: new, or empty.")],
     field: Annotated[
         str, typer.Option(metavar="NAME", help="Field with the text in JSON lines and Parquet.")
     ] = "text",
@@ -54,7 +53,7 @@ def prepare(
 ) -> None:
     """Turn text into a folder of token shards with a manifest: `data.path` of a template.
 
-    Can be interrupted and repeated: finished shards are kept. The result does not depend on --workers.
+    The result does not depend on --workers.
     """
     from asyncpp_cli.base.atomic_files import real_folder
     from asyncpp_cli.base.console import say
@@ -81,13 +80,7 @@ def prepare(
         out=real_folder(out),
         workers=workers or this_machine().cores,
     )
-    try:
-        prepared, written = prepare_data(order)
-    except KeyboardInterrupt:
-        say(f"interrupted; finished parts are kept in {out}, and the same command resumes")
-        raise typer.Exit(130) from None
-    if not written:
-        say(f"{out} is complete already")
+    prepared = prepare_data(order)
     if warning := few_documents(prepared):
         say(f"note: {warning}")
     tokens = {split: count(shards) for split, shards in prepared.splits.items()}

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import tokenizers
 import zstandard
-from support.command_line import asyncpp
+from support.command_line import asyncpp, refusal
+from support.files import contents
 from support.texts import (
     SHARE,
     expected_tokens,
@@ -68,41 +68,6 @@ def test_every_form_of_input_gives_each_documents_tokens_in_order(tmp_path: Path
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert sum(split["documents"] for split in manifest["splits"].values()) == len(documents)
     assert sum(split["bytes"] for split in manifest["splits"].values()) == len("".join(documents).encode())
-
-
-def test_gpt2_files_and_a_tokenizer_json_give_the_same_tokens(tmp_path: Path) -> None:
-    tokenizer = write_tokenizer(tmp_path / "whole.json")
-    folder = tmp_path / "bpe"
-    folder.mkdir()
-    tokenizer.model.save(str(folder))
-    known = json.loads((folder / "vocab.json").read_text())
-    # GPT-2's files name their own end of a document.
-    known["<|endoftext|>"] = known.pop("</s>")
-    (folder / "encoder.json").write_text(json.dumps(known))
-    (folder / "vocab.json").unlink()
-    (folder / "merges.txt").rename(folder / "vocab.bpe")
-    documents = [*some_documents(30), "a </s> and <|endoftext|> inside of a line are text"]
-    write_lines(tmp_path / "in.jsonl", documents)
-    prepared(tmp_path / "in.jsonl", "--tokenizer", folder, out=tmp_path / "a")
-    prepared(tmp_path / "in.jsonl", "--tokenizer", tmp_path / "whole.json", out=tmp_path / "b")
-    assert written_tokens(tmp_path / "a") == written_tokens(tmp_path / "b")
-    tokens = [token for split in written_tokens(tmp_path / "a").values() for token in split]
-    assert tokens.count(known["<|endoftext|>"]) == len(documents)
-
-
-def test_a_tokenizer_is_trained_on_what_is_not_held_out(tmp_path: Path) -> None:
-    write_lines(tmp_path / "in.jsonl", some_documents(200))
-    out = tmp_path / "out"
-    prepared(tmp_path / "in.jsonl", "--tokenizer", "train:300", out=out)
-    tokenizer = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
-    assert tokenizer.get_vocab_size() == 300
-    assert tokenizer.token_to_id("<|endoftext|>") == 0
-    splits = written_tokens(out)
-    assert max(max(tokens) for tokens in splits.values()) < 300
-    text = "".join(some_documents(200))
-    decoded = "".join(tokenizer.decode(tokens, skip_special_tokens=True) for tokens in splits.values())
-    assert sorted(decoded) == sorted(text)
-    assert len(decoded.encode()) > 1.5 * sum(map(len, splits.values()))
 
 
 def test_bytes_need_no_library_and_a_zero_ends_a_document(
@@ -195,3 +160,27 @@ def test_a_separator_within_lines_is_remarked_on(tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("<|endoftext|>".join(some_documents(40)))
     said = asyncpp("data", "prepare", tmp_path / "in.txt", "--tokenizer", "bytes", "--out", tmp_path / "out")
     assert "<|endoftext|> stands 39 times within lines, where it ends no document" in said.errors
+
+
+@pytest.mark.slow
+def test_the_result_does_not_depend_on_the_number_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Little text makes many parts: they are cut in the process that is asked.
+    monkeypatch.setattr(parts, "SMALLEST", 1 << 15)
+    monkeypatch.setattr(parts, "READ", 1 << 15)
+    write_tokenizer(tmp_path / "tokenizer.json")
+    for index in range(3):
+        write_lines(tmp_path / f"{index}.jsonl", some_documents(400, seed=index))
+    inputs = [str(tmp_path / "*.jsonl"), "--tokenizer", tmp_path / "tokenizer.json"]
+    prepared(*inputs, out=tmp_path / "one", workers=1)
+    prepared(*inputs, out=tmp_path / "three", workers=3)
+    one, three = contents(tmp_path / "one"), contents(tmp_path / "three")
+    assert len(one) > 4
+    assert one == three
+    # What fails leaves nothing.
+    with (tmp_path / "2.jsonl").open("a") as file:
+        file.write("{")
+    refused = ["data", "prepare", *inputs, "--out", tmp_path / "new", "--workers", "2"]
+    assert "2.jsonl, line 401: not JSON" in refusal(*refused)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["cache", "one", "three"]

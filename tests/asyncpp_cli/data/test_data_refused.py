@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from support.command_line import asyncpp, refusal, succeeded
+from support.command_line import asyncpp, refusal
 from support.texts import some_documents, write_lines, write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -66,7 +66,7 @@ def break_line(file: Path) -> None:
             ["x.parquet cannot be read as Parquet"],
         ),
         ("x.jsonl", None, ["--tokenizer", "bpe"], ["--tokenizer bpe", "accepted: bytes"]),
-        ("x.jsonl", None, ["--tokenizer", "train:100"], ["train:100", "at least 257"]),
+        ("x.jsonl", None, ["--tokenizer", "train:300"], ["train:300", "docs/data.md"]),
         ("x.jsonl", None, ["--separator", "a\rb"], ["--separator must be one line"]),
         ("x.jsonl", None, ["--start-of-document", "<s>"], ["tokenizer.json has no token <s>"]),
         ("x.jsonl", None, ["--tokenizer", "bytes", "--start-of-document", "<s>"], ["--start-of-document"]),
@@ -102,25 +102,19 @@ def test_a_parquet_column_that_is_not_there_or_no_text_is_refused(tmp_path: Path
     assert "is Int64, not text" in asyncpp(*inputs, "--workers", "1", "--field", "number").errors
 
 
-def test_a_folder_of_something_else_or_of_another_order_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     write_lines(tmp_path / "in.jsonl", some_documents(20))
     inputs = ["data", "prepare", tmp_path / "in.jsonl", "--tokenizer", "bytes", "--workers", "1", "--out"]
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "thesis.tex").write_text("years of work")
-    assert "holds something else" in asyncpp(*inputs, taken).errors
-    succeeded(*inputs, tmp_path / "out")
-    assert "validation_share = 0.005, not 0.2" in refusal(
-        *inputs, tmp_path / "out", "--validation-share", "0.2"
-    )
-    write_lines(tmp_path / "in.jsonl", some_documents(21))
-    assert "from other inputs" in asyncpp(*inputs, tmp_path / "out").errors
+    assert "name a new or empty folder" in refusal(*inputs, taken)
 
 
 @pytest.mark.parametrize(
     ("missing", "name", "tokenizer"),
     [
-        ("tokenizers", "x.jsonl", "train:300"),
+        ("tokenizers", "x.jsonl", "t.json"),
         ("zstandard", "x.txt.zst", "bytes"),
     ],
 )
@@ -129,8 +123,9 @@ def test_a_missing_library_is_named_with_what_installs_it(
 ) -> None:
     write_lines(tmp_path / name, some_documents(5))
     monkeypatch.setitem(sys.modules, missing, None)
-    options = ["--tokenizer", tokenizer, "--out", tmp_path / "out"]
-    said = refusal("data", "prepare", tmp_path / name, *options, remarks=int(missing == "tokenizers"))
+    (tmp_path / "t.json").write_text("{}")
+    chosen = tokenizer if tokenizer == "bytes" else tmp_path / tokenizer
+    said = refusal("data", "prepare", tmp_path / name, "--tokenizer", chosen, "--out", tmp_path / "out")
     assert f"needs the package {missing}" in said
     assert 'pip install "asyncpp[data]"' in said
 
