@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -12,13 +11,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.main
-from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import FAILED, WRONG, refusal_of
 from asyncpp_cli.base.standard_streams import abandon_output, make_fit
 from asyncpp_cli.commands.machine import data
-from asyncpp_cli.commands.machine.completion import completion
 from asyncpp_cli.commands.machine.doctor import doctor
 from asyncpp_cli.commands.machine.plan import plan
 from asyncpp_cli.commands.reference import optimizers, schedule, templates, theory
@@ -38,16 +35,12 @@ from asyncpp_cli.commands.runs.sweep import sweep
 from asyncpp_cli.commands.runs.train import train
 from asyncpp_cli.commands.runs.tune import tune
 
-_COMPLETION = "_ASYNCPP_COMPLETE"
-"""Set by the scripts of `asyncpp completion`, with what the shell wants."""
-
 # Some versions of Typer vendor Click: find the class by its name.
 _CommandLineError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 app = typer.Typer(
     name="asyncpp",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -109,7 +102,6 @@ for command in (
     export,
     mirror,
     doctor,
-    completion,
 ):
     app.command()(command)
 app.command(hidden=True)(train)  # launch starts it
@@ -134,8 +126,6 @@ def main() -> None:
     """
     make_fit()
     try:
-        if _COMPLETION in os.environ:
-            completion_init()
         code = click_command()(prog_name="asyncpp", standalone_mode=False)
         sys.stdout.flush()
     except (SystemExit, KeyboardInterrupt):

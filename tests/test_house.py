@@ -7,7 +7,7 @@ import importlib.util
 import re
 import shlex
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -116,52 +116,43 @@ def test_nothing_is_unpickled(package: str) -> None:
     assert wrong == set()
 
 
-def modules_of(package: str) -> dict[str, Path]:
-    """The modules of a package, by dotted name."""
-    modules = {}
-    for file in python_files(package):
+def imports_between_files() -> dict[str, set[str]]:
+    """The modules of ours that each module imports; imports in functions and for type checking count, too."""
+    files = {}
+    for file in (file for package in MAY_IMPORT for file in python_files(package)):
         parts = file.relative_to(ROOT).with_suffix("").parts
-        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-    return modules
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    graph: dict[str, set[str]] = {}
+    for name, file in files.items():
+        found = graph.setdefault(name, set())
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                members = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {member if member in files else node.module for member in members}
+        found &= files.keys()
+        found.discard(name)
+    return graph
 
 
-def imported_modules(tree: ast.Module, known: Collection[str], *, deferred: bool) -> set[str]:
-    """The known modules that a module imports, but not for type checking only.
-
-    Args:
-        tree: syntax tree of the module.
-        known: names of modules.
-        deferred: include imports inside functions.
-    """
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            node.body = []
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not deferred:
-            node.body = []
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            members = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= {member if member in known else node.module for member in members}
-    return names & set(known)
-
-
-@pytest.mark.parametrize("package", MAY_IMPORT)
-def test_no_modules_import_each_other(package: str) -> None:
-    modules = modules_of(package)
-    # The command line defers imports to start quickly; they count as well.
-    deferred = package == "asyncpp_cli"
-    graph = {
-        name: imported_modules(ast.parse(file.read_text(encoding="utf-8")), modules, deferred=deferred)
-        - {name}
-        for name, file in modules.items()
-    }
+def test_no_files_and_no_folders_import_each_other() -> None:
+    graph = imports_between_files()
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+    folders = {
+        (importer.rpartition(".")[0], imported.rpartition(".")[0])
+        for importer, names in graph.items()
+        for imported in names
+        # What a package's face hands on is its children's.
+        if "." in importer and "." in imported
+    }
+    # A catalogue lists its folder's files, which are written in terms of the package.
+    faces = {("schedules", "schedules.library"), ("optimizers", "optimizers.rules")}
+    mutual = {pair for pair in folders if pair[::-1] in folders and pair[0] < pair[1]}
+    assert mutual == faces
 
 
 def links(document: Path) -> Iterator[str]:

@@ -11,30 +11,48 @@ from typing import Annotated, Any
 
 import typer
 
-from asyncpp_cli.completion import experiments, run_folders, runs_of_folder, settings
+
+def template_words(incomplete: str) -> list[str]:
+    """Names of shipped experiments and models, for the shell's completion."""
+    from asyncpp_cli.experiment.shipped import template_names
+
+    names = [*template_names("experiments"), *template_names("models")]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def run_words(incomplete: str) -> list[str]:
+    """Runs, DIR/ID, for the shell's completion; it completes folders by itself."""
+    from asyncpp_cli.base.errors import UserError
+    from asyncpp_cli.runs.experiment_folder import open_experiment
+
+    folder, _, begun = incomplete.rpartition("/")
+    try:
+        ids = [cell.id for cell in open_experiment(Path(folder)).cells] if folder else []
+    except (UserError, OSError):
+        return []
+    return [f"{folder}/{name}" for name in ids if name.startswith(begun)]
+
 
 ExperimentOrRun = Annotated[
     Path,
     typer.Argument(
         metavar="DIR[/RUN]",
         help="An experiment, or a run of it by the beginning of its id.",
-        autocompletion=experiments,
     ),
 ]
 MoreRuns = Annotated[
     list[str] | None,
-    typer.Argument(metavar="RUN", help="More runs; default: all of DIR.", autocompletion=runs_of_folder),
+    typer.Argument(metavar="RUN", help="More runs; default: all of DIR."),
 ]
 OneRun = Annotated[
     Path,
-    typer.Argument(metavar="DIR/RUN", help="A run, by the beginning of its id.", autocompletion=run_folders),
+    typer.Argument(metavar="DIR/RUN", help="A run, by the beginning of its id.", autocompletion=run_words),
 ]
 Changes = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
         help="Settings for all cells, as in train.steps=300 or 'matrix.seed=[0,1]'.",
-        autocompletion=settings,
     ),
 ]
 

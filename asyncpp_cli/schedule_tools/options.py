@@ -10,8 +10,28 @@ import typer
 
 from asyncpp_cli.base.numbers import finite
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Schedule (see `list`), program file or CSV file.")]
-Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Schedules (see `list`) or files.")]
+
+def _schedule_words(incomplete: str) -> list[str]:
+    """Names of schedules, for the shell's completion."""
+    from schedules import NAMES
+
+    return [name for name in NAMES if name.startswith(incomplete)]
+
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="Schedule (see `list`), program file or CSV file.",
+        autocompletion=_schedule_words,
+    ),
+]
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="NAME...", help="Schedules (see `list`) or files.", autocompletion=_schedule_words
+    ),
+]
 Stages = Annotated[int | None, typer.Option(metavar="P", help="Pipeline ranks.")]
 Microbatches = Annotated[int | None, typer.Option(metavar="M", help="Micro-batches per step.")]
 Chunks = Annotated[

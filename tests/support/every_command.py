@@ -64,7 +64,6 @@ def commands(folder: Path, *, kind: str) -> list[list[str]]:
         ["report", experiment, "--format", "html", "--out", f"{new}.html"],
         ["diff", experiment, done],
         ["remove", experiment, "run-0"],
-        ["completion", "bash"],
         ["extend", experiment, "run-0", "--steps", "9", "--out", f"{new}-longer"],
         ["cancel", experiment],
         ["launch", experiment],

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.completion import sites
 
 if TYPE_CHECKING:
     from asyncpp_cli.doctor.checks import Check
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
 def doctor(
     site: Annotated[
         str,
-        typer.Option(
-            metavar="NAME", help="Also check this cluster; `local`: only this machine.", autocompletion=sites
-        ),
+        typer.Option(metavar="NAME", help="Also check this cluster; `local`: only this machine."),
     ] = "local",
     folder: Annotated[
         Path, typer.Option("--dir", metavar="DIR", help="Folder for experiments; default: the current one.")

@@ -16,8 +16,7 @@ import typer
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.numbers import finite
-from asyncpp_cli.commands.arguments import AllowCode
-from asyncpp_cli.completion import models_and_templates, settings, sites
+from asyncpp_cli.commands.arguments import AllowCode, template_words
 
 if TYPE_CHECKING:
     from asyncpp_cli.planner.base_config import Base
@@ -45,7 +44,7 @@ def plan(
         typer.Argument(
             metavar="MODEL|TEMPLATE",
             help="Template of a model or an experiment, or its file; with --balance also a run, DIR/PREFIX.",
-            autocompletion=models_and_templates,
+            autocompletion=template_words,
         ),
     ],
     changes: Annotated[
@@ -53,7 +52,6 @@ def plan(
         typer.Argument(
             metavar="KEY=VALUE",
             help="Changes, as in optimizer=muon or data.context=4096.",
-            autocompletion=settings,
         ),
     ] = None,
     allow_code: AllowCode = None,
@@ -64,7 +62,7 @@ def plan(
     ] = None,
     site: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Site profile that names its GPUs.", autocompletion=sites),
+        typer.Option(metavar="NAME", help="Site profile that names its GPUs."),
     ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="NAME", help="GPU for the estimated times; a model's default: h100.")

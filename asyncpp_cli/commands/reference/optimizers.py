@@ -73,10 +73,22 @@ def list_optimizers(
     say("What the settings of one of them mean: asyncpp optimizers show NAME")
 
 
+def _words(incomplete: str) -> list[str]:
+    """Names of optimizers, for the shell's completion."""
+    from optimizers import NAMES
+
+    return [name for name in NAMES if name.startswith(incomplete)]
+
+
 @app.command("show")
 def show(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="An optimizer or correction that `list` shows.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="An optimizer or correction that `list` shows.",
+            autocompletion=_words,
+        ),
     ],
 ) -> None:
     """Show one optimizer or correction: what it keeps, by which rules it works, and its settings with

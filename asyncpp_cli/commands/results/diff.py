@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from asyncpp_cli.base.console import say, tell
-from asyncpp_cli.completion import run_folders
+from asyncpp_cli.commands.arguments import run_words
 
 _MOST_VALUES = 6
 
@@ -21,12 +21,12 @@ def diff(
         typer.Argument(
             metavar="A",
             help="An experiment DIR, or DIR/RUN: all its runs whose ids begin so.",
-            autocompletion=run_folders,
+            autocompletion=run_words,
         ),
     ],
     second: Annotated[
         Path,
-        typer.Argument(metavar="B", help="What to compare it with, likewise.", autocompletion=run_folders),
+        typer.Argument(metavar="B", help="What to compare it with, likewise.", autocompletion=run_words),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.plain_text import printable_lines
-from asyncpp_cli.completion import run_folders, runs_of_folder
+from asyncpp_cli.commands.arguments import run_words
 
 if TYPE_CHECKING:
     from asyncpp_cli.runs.attempts.logs import RankLog
@@ -24,12 +24,12 @@ def logs(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR[/RUN]", help="A run, by the beginning of its id.", autocompletion=run_folders
+            metavar="DIR[/RUN]", help="A run, by the beginning of its id.", autocompletion=run_words
         ),
     ],
     run: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="The run, if DIR is given alone.", autocompletion=runs_of_folder),
+        typer.Argument(metavar="RUN", help="The run, if DIR is given alone."),
     ] = None,
     rank: Annotated[
         int | None,

@@ -10,7 +10,6 @@ import typer
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.commands.arguments import with_options
-from asyncpp_cli.completion import experiments
 from asyncpp_cli.report.formats.catalogue import FORMATS
 from asyncpp_cli.report.formats.options import ReportOptions
 
@@ -21,9 +20,7 @@ _NARROWEST, _WIDEST = 2.0, 14.0
 def report(
     experiments: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="DIR", help="Folders of experiments to report together.", autocompletion=experiments
-        ),
+        typer.Argument(metavar="DIR", help="Folders of experiments to report together."),
     ],
     options: ReportOptions,
 ) -> None:

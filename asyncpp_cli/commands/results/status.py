@@ -14,7 +14,6 @@ import typer
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.tables import Fit, printed
-from asyncpp_cli.completion import experiments
 from asyncpp_cli.runs.status import CLOCK_MARGIN, State, Status
 
 if TYPE_CHECKING:
@@ -32,9 +31,7 @@ _FIT = Fit(
 
 
 def status(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of the experiment.", autocompletion=experiments)
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the experiment.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of runs.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Update every two seconds.")] = False,
     cells: Annotated[

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from asyncpp_cli.commands.arguments import ExperimentOrRun, MoreRuns, with_options
-from asyncpp_cli.completion import sites
 from asyncpp_cli.launch.common.options import LaunchOptions
 
 
@@ -25,7 +24,6 @@ def launch(
             "--site",
             metavar="NAME",
             help="Site profile; default: `local`, this machine, or where a chosen run was submitted last.",
-            autocompletion=sites,
         ),
     ] = None,
     print_as: Annotated[

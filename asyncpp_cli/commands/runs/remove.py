@@ -8,14 +8,11 @@ import typer
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.commands.arguments import ExperimentOrRun
-from asyncpp_cli.completion import runs_of_folder
 
 
 def remove(
     folder: ExperimentOrRun,
-    runs: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN", help="More runs.", autocompletion=runs_of_folder)
-    ] = None,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="More runs.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove runs with all that they have measured, and their cells.

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.commands.arguments import AllowCode, Changes
-from asyncpp_cli.completion import sites, templates
+from asyncpp_cli.commands.arguments import AllowCode, Changes, template_words
 
 if TYPE_CHECKING:
     from asyncpp_cli.experiment.matrix import ResolvedCell
@@ -26,7 +25,7 @@ def sweep(
     template: Annotated[
         str,
         typer.Argument(
-            metavar="TEMPLATE", help="Name of a shipped template, or a file.", autocompletion=templates
+            metavar="TEMPLATE", help="Name of a shipped template, or a file.", autocompletion=template_words
         ),
     ],
     changes: Changes = None,
@@ -35,9 +34,7 @@ def sweep(
     ] = None,
     site: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Site profile: refuse cells that do not fit its GPUs.", autocompletion=sites
-        ),
+        typer.Option(metavar="NAME", help="Site profile: refuse cells that do not fit its GPUs."),
     ] = None,
     allow_code: AllowCode = None,
     profiles: Annotated[

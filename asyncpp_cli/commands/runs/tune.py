@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.commands.arguments import AllowCode, Changes, with_options
-from asyncpp_cli.completion import settings, sites, templates_and_experiments
+from asyncpp_cli.commands.arguments import AllowCode, Changes, template_words, with_options
 from asyncpp_cli.launch.common.options import LaunchOptions, TrainOptions
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def tune(
         typer.Argument(
             metavar="TEMPLATE|DIR",
             help="Shipped template or a file; or the folder of a tuning, to go on with it.",
-            autocompletion=templates_and_experiments,
+            autocompletion=template_words,
         ),
     ],
     changes: Changes = None,
@@ -34,7 +33,6 @@ def tune(
         typer.Option(
             metavar="KEY=RANGE",
             help="LOW:HIGH, LOW:HIGH:log or [A,B,C]: what to tune; may be repeated.",
-            autocompletion=settings,
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the experiment.")] = None,
@@ -51,9 +49,7 @@ def tune(
         str, typer.Option(metavar="SHARE,..", help="Where to compare, as shares of all steps.")
     ] = "0.125,0.25",
     grid: Annotated[bool, typer.Option("--grid", help="Train every candidate to the end.")] = False,
-    site: Annotated[
-        str, typer.Option(metavar="NAME", help="Site profile, as in launch.", autocompletion=sites)
-    ] = "local",
+    site: Annotated[str, typer.Option(metavar="NAME", help="Site profile, as in launch.")] = "local",
     allow_code: AllowCode = None,
     promote: Annotated[bool, typer.Option("--promote", hidden=True)] = False,
     dry_run: Annotated[

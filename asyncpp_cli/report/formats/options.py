@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from asyncpp_cli.base.numbers import finite
-from asyncpp_cli.completion import models_and_templates
 from asyncpp_cli.report.formats.catalogue import FORMATS, Format
 
 if TYPE_CHECKING:
@@ -82,7 +81,6 @@ class ReportOptions:
             "--for",
             metavar="MODEL",
             help="Carry the verdict's steps over to this model, at a planned speed.",
-            autocompletion=models_and_templates,
         ),
     ] = None
     gpus: Annotated[int | None, typer.Option(metavar="N", min=2, help="With --for: number of GPUs.")] = None

@@ -52,7 +52,6 @@ COMMANDS = [
     ["diff"],
     ["extend"],
     ["remove"],
-    ["completion"],
     ["export"],
     ["plan"],
     ["mirror"],
