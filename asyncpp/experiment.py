@@ -140,14 +140,14 @@ class Experiment:
     def results(self) -> pl.DataFrame:
         """A row for each cell, averaged over seeds: loss, gap, throughput, delay, memory, conditions.
 
-        The columns are those of `asyncpp report --format parquet` (docs/report.md).
+        The columns are those of `asyncpp report --format csv` (docs/report.md).
         """
         from asyncpp_cli.report.formats.records import flat_records
 
         return _frame(flat_records(self._report(keep_steps=False).cells))
 
     def steps(self) -> pl.DataFrame:
-        """Every step and evaluation of every run, as in `asyncpp report --format steps`."""
+        """Every step and evaluation of every run (`asyncpp_cli.report.formats.step_table`)."""
         from asyncpp_cli.report.formats.step_table import step_table
 
         return step_table(self._report(keep_steps=True).cells)

@@ -101,17 +101,13 @@ def _write(options: ReportOptions, report: Report) -> None:
 
         to_table(report, console=console())
         return
-    if options.format.files is not None:
-        files = options.format.files(report, options)
-    else:
-        assert options.format.text is not None
-        text = options.format.text(report, options)
-        if options.out is None:
-            sys.stdout.write(text)
-            return
-        files = {options.out: text.encode()}
+    text = options.format.text(report, options)
+    if options.out is None:
+        sys.stdout.write(text)
+        return
     if options.assets is not None:
-        real_folder(options.assets).mkdir(parents=True, exist_ok=True)
-    for file, content in files.items():
-        write_output(file, content)
-        say(f"Wrote {file}")
+        from asyncpp_cli.report.formats.page import write_assets
+
+        write_assets(real_folder(options.assets))
+    write_output(options.out, text.encode())
+    say(f"Wrote {options.out}")

@@ -186,7 +186,7 @@ def report_of(folder: Path, *, keep_steps: bool = False, target: float | None = 
 
 
 def cells_of(folder: Path) -> list[dict[str, Any]]:
-    cells: list[dict[str, Any]] = json.loads(to_json(report_of(folder).cells))
+    cells: list[dict[str, Any]] = json.loads(to_json(report_of(folder)))
     return cells
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from asyncpp_cli.base.plain_text import printable
 from asyncpp_cli.base.tables import Heading, Table
 from asyncpp_cli.report.analysis.conditions import conditions
+from asyncpp_cli.report.formats.options import ReportOptions
 from asyncpp_cli.report.tables.column import NOTHING
 from asyncpp_cli.report.tables.document import Report
 
@@ -38,14 +39,9 @@ _SPECIAL = {
 }
 
 
-def to_latex(report: Report, *, caption: str | None = None, label: str | None = None) -> str:
-    """A `table` environment; the table's remarks, summary, problems and conditions follow as comments.
-
-    Args:
-        report: its content.
-        caption: LaTeX; None: what is compared, and how to read the numbers.
-        label: of the table; None: made of the report's name.
-    """
+def to_latex(report: Report, options: ReportOptions) -> str:
+    """A `table` environment; the table's remarks, summary, problems and conditions follow as comments."""
+    caption, label = options.caption, options.label
     table = report.table(width=PAGE_WIDTH)
     depth = max((len(heading.title.split("\n")) for heading in table.headings), default=1)
     remarks = replace(table, legend="").remarks

@@ -9,7 +9,7 @@ from asyncpp_cli.base.tables import one_line
 from asyncpp_cli.report.tables.document import Report
 
 
-def to_markdown(report: Report) -> str:
+def to_markdown(report: Report, _options: object = None) -> str:
     """A Markdown document: heading, table, summary, problems, conditions."""
     table = report.table(width=None)
     lines = [

@@ -27,7 +27,7 @@ class ReportOptions:
         ReportFormat,
         typer.Option(
             "--format",
-            help="Output format; json: a list of cells; steps: every step, as Parquet; html: one page.",
+            help="Output format; json: a list of cells; html: one page.",
         ),
     ] = "table"
     out: Annotated[

@@ -10,12 +10,14 @@ from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
 
+from asyncpp_cli.base.atomic_files import write_text
 from asyncpp_cli.base.version import asyncpp_version
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import arm_names, value_text
 from asyncpp_cli.report.analysis.timelines import TimelinePair, timeline_pairs
 from asyncpp_cli.report.formats.charts import Chart, charts
 from asyncpp_cli.report.formats.gantt_svg import to_svg
+from asyncpp_cli.report.formats.options import ReportOptions
 from asyncpp_cli.report.formats.page_data import page_data
 from asyncpp_cli.report.formats.page_table import escaped, html_table
 from asyncpp_cli.report.load.run import RunResult
@@ -41,22 +43,28 @@ def plotly_file() -> str:
     return f"plotly-{get_plotlyjs_version()}.min.js"
 
 
+def write_assets(folder: Path) -> None:
+    """Write the charts' script, which several pages share."""
+    from plotly.offline import get_plotlyjs
+
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (script := folder / plotly_file()).exists():
+        write_text(script, get_plotlyjs())
+
+
 def _relative(file: Path, folder: Path) -> str:
     """A link that holds when page and file are moved together."""
     return quote(os.fsencode(os.path.relpath(file.absolute(), folder).replace(os.sep, "/")))
 
 
-def to_page(report: Report, *, steps_file: str, folder: Path, assets: Path | None = None) -> str:
-    """The page.
+def to_page(report: Report, options: ReportOptions) -> str:
+    """The page. Links to run folders are relative to its own.
 
-    Args:
-        report: its content.
-        steps_file: name of the Parquet file with every step, in the same folder.
-        folder: of the page; links to run folders are relative to it.
-        assets: folder with the `plotly_file`, which the page then refers to; None: the page contains it.
+    With `--assets` it refers to `plotly_file` there; without, it contains the script.
     """
     from plotly.offline import get_plotlyjs
 
+    folder, assets = options.file.absolute().parent, options.assets
     plotly = f"<script>{get_plotlyjs() if assets is None else ''}</script>"
     if assets is not None:
         plotly = f'<script src="{escape(_relative(assets / plotly_file(), folder))}"></script>'
@@ -75,7 +83,7 @@ def to_page(report: Report, *, steps_file: str, folder: Path, assets: Path | Non
         _section("answer", "Summary", _list(report.summary)),
         _section("table", "Cells", _tables(report)),
         _section("tuning", "Tuning", _tunings(report, tuned)),
-        _section("curves", "Loss", _CURVES + _curves_note(steps_file)),
+        _section("curves", "Loss", _CURVES),
         *(_section(name, escaped(chart.title), _chart(name, chart)) for name, chart in beside.items()),
         _section("timelines", "Predicted and measured timelines", _timelines(report.cells)),
         _section("arms", "Configurations and runs", _configurations(report.cells, folder)),
@@ -91,6 +99,7 @@ def to_page(report: Report, *, steps_file: str, folder: Path, assets: Path | Non
 _CURVES = """
 <div class="controls" id="controls"></div>
 <div class="columns"><div class="chart tall" id="loss-chart"></div><div id="arm-list"></div></div>
+<p class="conditions">Long curves show the extremes of equal bins of steps; smoothing averages all steps.</p>
 """
 _EVERY_COLUMN = '<label class="every-column"><input type="checkbox" id="every-column"> all columns</label>'
 
@@ -133,14 +142,6 @@ def _tunings(report: Report, tuned: Mapping[str, Chart]) -> str:
             f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         )
     return "".join([*parts, *(_chart(name, chart) for name, chart in tuned.items())])
-
-
-def _curves_note(steps_file: str) -> str:
-    return (
-        '<p class="conditions">Long curves show the extremes of equal bins of steps; smoothing averages all '
-        "steps. Every step of every run: "
-        f'<a href="{quote(os.fsencode(steps_file))}">{escaped(steps_file)}</a>.</p>'
-    )
 
 
 def _timelines(cells: Sequence[CellResult]) -> str:

@@ -1,4 +1,4 @@
-"""A report as JSON, CSV and Parquet: one record of plain numbers for each cell."""
+"""A report as JSON and CSV: one record of plain numbers for each cell."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpp_cli.base.plain_text import printable
 from asyncpp_cli.report.analysis.cells import CellResult
-from asyncpp_cli.report.analysis.transfer import Transfer
 from asyncpp_cli.report.analysis.verdict import verdicts
-from asyncpp_cli.report.tables.columns import records
-from asyncpp_cli.tune.result import Tuning
+from asyncpp_cli.report.tables.columns import records, value_columns
+from asyncpp_cli.report.tables.document import Report
+from asyncpp_cli.report.tables.pivot import pivot_rows
 from asyncpp_cli.tune.result import records as tuning_records
 
 if TYPE_CHECKING:
@@ -24,11 +24,10 @@ _FORMULA_STARTS = ("=", "+", "-", "@")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
-def to_json(
-    cells: Sequence[CellResult], tunings: Sequence[Tuning] = (), transfers: Sequence[Transfer] = ()
-) -> str:
+def to_json(report: Report, _options: object = None) -> str:
     """A list of records; each holds the ids of its runs and their conditions, of a tuned arm `tuning`, and of
     an arm's longest cell `verdicts` and, of `transfers`, `planned`."""
+    cells, tunings, transfers = report.cells, report.tunings, report.transfers
     listed = records(cells)
     found = verdicts(cells)
     for cell, record in zip(cells, listed, strict=True):
@@ -51,9 +50,12 @@ def flat_records(cells: Sequence[CellResult]) -> list[dict[str, Any]]:
     return [fields | fields.pop("conditions") for fields in records(cells)]
 
 
-def to_csv(cells: Sequence[CellResult]) -> str:
-    """A line for each cell, conditions last; None is an empty field and a list is JSON."""
-    rows = flat_records(cells)
+def to_csv(report: Report, _options: object = None) -> str:
+    """A line for each cell, conditions last, or the pivoted table; None is an empty field, a list is JSON."""
+    if report.cols:
+        values = value_columns(report.values, report.cells)
+        return csv_text(pivot_rows(report.cells, rows=report.rows, cols=report.cols, values=values))
+    rows = flat_records(report.cells)
     names = list(rows[0]) if rows else ["schedule"]
     return csv_text([names, *([_list_as_json(row[name]) for name in names] for row in rows)])
 
@@ -64,16 +66,6 @@ def csv_text(rows: Sequence[Sequence[Any]]) -> str:
     csv.writer(stream, lineterminator="\n").writerows(
         [_not_a_formula(value) for value in row] for row in rows
     )
-    return stream.getvalue()
-
-
-def to_parquet(cells: Sequence[CellResult]) -> bytes:
-    """The columns of the CSV with their types, lists included; a column of mixed types is text."""
-    import polars as pl
-
-    table = frame_of(flat_records(cells)) if cells else pl.DataFrame({"schedule": []})
-    stream = io.BytesIO()
-    table.write_parquet(stream)
     return stream.getvalue()
 
 

@@ -1,10 +1,8 @@
-"""Every step and evaluation of every run, as Parquet."""
+"""Every step and evaluation of every run, as a data frame."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import polars as pl
 
@@ -12,17 +10,7 @@ from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.load.metrics_rows import STEP_SCHEMA
 from asyncpp_cli.report.load.run import RunResult
 
-_LEVEL = 1
-"""Compression level; higher ones take several times as long and save a few percent."""
-
 _COLUMNS = ("run", "kind", *STEP_SCHEMA, "val_loss", "set")
-
-
-def to_step_table(cells: Sequence[CellResult]) -> bytes:
-    """The table as a Parquet file."""
-    stream = io.BytesIO()
-    step_table(cells).write_parquet(stream, compression="zstd", compression_level=_LEVEL)
-    return stream.getvalue()
 
 
 def step_table(cells: Sequence[CellResult]) -> pl.DataFrame:
@@ -35,14 +23,6 @@ def step_table(cells: Sequence[CellResult]) -> pl.DataFrame:
         zip(_COLUMNS, (names, kinds, *STEP_SCHEMA.values(), pl.Float64(), pl.String()), strict=True)
     )
     return pl.concat([pl.DataFrame(schema=schema), *_parts(runs, schema)], rechunk=False)
-
-
-def is_step_table(file: Path) -> bool:
-    """Whether a file has the columns of such a table, and so may be replaced."""
-    try:
-        return tuple(pl.read_parquet_schema(file))[: len(_COLUMNS) - 1] == _COLUMNS[:-1]
-    except (OSError, pl.exceptions.PolarsError):
-        return False
 
 
 def _parts(runs: Iterable[RunResult], schema: dict[str, pl.DataType]) -> Iterable[pl.DataFrame]:

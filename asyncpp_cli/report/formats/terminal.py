@@ -33,7 +33,7 @@ def to_table(report: Report, *, console: Console) -> None:
             console.print(Text(printable(line), style=style))
 
 
-def to_text(report: Report) -> str:
+def to_text(report: Report, _options: object = None) -> str:
     """The report as plain text, for files and pipes, as wide as needed."""
     width = max(PLAIN_WIDTH, report.table(width=PLAIN_WIDTH).width())
     stream = io.StringIO()

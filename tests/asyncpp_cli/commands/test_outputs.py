@@ -25,7 +25,6 @@ COMMANDS = {
     "export": f"{EXPORT} OUT",
     "draw": f"{DRAW} OUT.svg",
     "csv": "report E --format csv --out OUT",
-    "parquet": "report E --format parquet --out OUT",
     "map": f"{MAP} OUT.png",
     "rehearse": "rehearse E --device cpu --csv OUT",
     "measure": f"{MEASURE} OUT",
@@ -114,17 +113,6 @@ def test_what_is_neither_a_file_nor_a_stream_is_refused(name: str, swept: Path, 
         for out in (folder, listening):
             assert "folder" in refusal(*words(name, out, swept))
     assert (folder.is_dir(), stat.S_ISSOCK(listening.lstat().st_mode)) == (True, True)
-
-
-def test_a_page_and_its_table_are_files(swept: Path, tmp_path: Path) -> None:
-    pipe = tmp_path / "page.html"
-    os.mkfifo(pipe)
-    page = ["report", swept, "--format", "html", "--out"]
-    assert "--format html writes a table of steps beside the page" in refusal(*page, pipe)
-    steps = tmp_path / "other.steps.parquet"
-    os.mkfifo(steps)
-    assert f"{steps} exists and is not a table of steps" in refusal(*page, tmp_path / "other.html")
-    assert {each.name for each in tmp_path.iterdir()} == {pipe.name, steps.name}
 
 
 def test_a_descriptor_is_written_where_it_stands(swept: Path, tmp_path: Path) -> None:

@@ -30,9 +30,10 @@ from asyncpp_cli.report.analysis.timelines import timeline_pairs
 from asyncpp_cli.report.formats.gantt_svg import to_svg
 from asyncpp_cli.report.formats.latex import to_latex
 from asyncpp_cli.report.formats.markdown import to_markdown
+from asyncpp_cli.report.formats.options import ReportOptions
 from asyncpp_cli.report.formats.page_data import page_data
-from asyncpp_cli.report.formats.records import to_csv, to_json, to_parquet
-from asyncpp_cli.report.formats.step_table import to_step_table
+from asyncpp_cli.report.formats.records import to_csv, to_json
+from asyncpp_cli.report.formats.step_table import step_table
 from asyncpp_cli.report.formats.terminal import to_text
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.status import State, Status
@@ -191,13 +192,12 @@ def test_no_row_whatever_it_holds_stops_the_report(
         experiment.add(settings(schedules[0], "muon"), rows=rows)
         experiment.add(settings(schedules[1], "muon"))
         report = report_of(experiment.folder, keep_steps=True, target=3.5)
-        cells = json.loads(to_json(report.cells))
+        cells = json.loads(to_json(report))
         assert cells[1]["val_loss"] == 3.0
         assert cells[0]["status"] in ("completed", "damaged")
-        written = (to_text(report), to_markdown(report), to_latex(report), to_csv(report.cells))
+        written = (to_text(report), to_markdown(report), to_latex(report, ReportOptions()), to_csv(report))
         for text in (*written, page_data(report.cells, {})):
             assert "2bw" in text
-        to_parquet(report.cells)
-        to_step_table(report.cells)
+        step_table(report.cells)
         for pair in timeline_pairs(report.cells):
             assert to_svg(pair).endswith("</svg>")

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
@@ -23,9 +22,10 @@ from support.report_experiment import ExperimentFolder, metrics, quickstart_fold
 from asyncpp_cli.report.formats.charts import charts
 from asyncpp_cli.report.formats.latex import to_latex
 from asyncpp_cli.report.formats.markdown import to_markdown
+from asyncpp_cli.report.formats.options import ReportOptions
 from asyncpp_cli.report.formats.page import to_page
 from asyncpp_cli.report.formats.page_data import page_data
-from asyncpp_cli.report.formats.records import to_csv, to_json, to_parquet
+from asyncpp_cli.report.formats.records import to_csv, to_json
 from asyncpp_cli.report.formats.terminal import to_text
 from asyncpp_cli.report.tables import columns as columns_module
 from asyncpp_cli.report.tables.column import single
@@ -68,7 +68,7 @@ class Rows(html.parser.HTMLParser):
 
 def page_of(report: Report, folder: Path) -> str:
     """The page without plotly, which knows nothing of the report."""
-    page = to_page(report, steps_file="steps.parquet", folder=folder)
+    page = to_page(report, ReportOptions(out=folder / "page.html"))
     begin = page.index("<script>/**\n* plotly.js")
     return page[:begin] + page[page.index("</script>", begin) + len("</script>") :]
 
@@ -83,7 +83,7 @@ FINITE = st.floats(0.5, 20.0)
     busy=st.floats(0.05, 1.0),
 )
 @pytest.mark.slow
-def test_page_csv_terminal_parquet_and_json_have_the_same_numbers(
+def test_page_csv_terminal_and_json_have_the_same_numbers(
     losses: list[float], seconds: list[float], busy: float
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -95,9 +95,8 @@ def test_page_csv_terminal_parquet_and_json_have_the_same_numbers(
             )
             experiment.add(settings(("1f1b", "2bw")[place % 2], "muon", seed=place // 2), rows=rows)
         report = report_of(experiment.folder, keep_steps=True)
-        cells = json.loads(to_json(report.cells))
-        in_csv = list(csv.DictReader(io.StringIO(to_csv(report.cells))))
-        in_parquet = pl.read_parquet(to_parquet(report.cells)).to_dicts()
+        cells = json.loads(to_json(report))
+        in_csv = list(csv.DictReader(io.StringIO(to_csv(report))))
         on_page = json.loads(page_data(report.cells, charts(report.cells)))
         page = Rows()
         page.feed(page_of(report, folder))
@@ -106,9 +105,9 @@ def test_page_csv_terminal_parquet_and_json_have_the_same_numbers(
             # The records hold the same values, as far as a form has types for them.
             for key, value in cell.items():
                 if isinstance(value, float | int) and not isinstance(value, bool):
-                    assert (float(in_csv[place][key]), in_parquet[place][key]) == (value, value), key
+                    assert float(in_csv[place][key]) == value, key
                 elif value is None:
-                    assert (in_csv[place][key], in_parquet[place][key]) == ("", None), key
+                    assert in_csv[place][key] == "", key
             assert on_page["arms"][place]["val_loss"] == cell["val_loss"]
             drawn = {name: of_arm(chart["data"][0], place) for name, chart in on_page["charts"].items()}
             assert drawn["gap"] == cell["gap"]
@@ -159,15 +158,13 @@ def test_a_column_is_declared_once_for_every_form(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(columns_module, "measured_columns", lambda cells: [*measured(cells), column])
     number = report.cells[0].val_loss.mean / 2
     laid_out = replace(report, cols=("optimizer",), values="half_loss")
-    for text in (
-        *(to_text(report), to_markdown(report), to_latex(report), page_of(report, tmp_path)),
-        *(to_text(laid_out), to_markdown(laid_out), to_latex(laid_out), page_of(laid_out, tmp_path)),
-    ):
-        assert "half" in text
-        assert f"{number:.4f}" in text
-    assert json.loads(to_json(report.cells))[0]["half_loss"] == number
-    assert float(next(csv.DictReader(io.StringIO(to_csv(report.cells))))["half_loss"]) == number
-    assert pl.read_parquet(to_parquet(report.cells))["half_loss"][0] == number
+    for each in (report, laid_out):
+        latex, page = to_latex(each, ReportOptions()), page_of(each, tmp_path)
+        for text in (to_text(each), to_markdown(each), latex, page):
+            assert "half" in text
+            assert f"{number:.4f}" in text
+    assert json.loads(to_json(report))[0]["half_loss"] == number
+    assert float(next(csv.DictReader(io.StringIO(to_csv(report))))["half_loss"]) == number
 
 
 @pytest.fixture
@@ -187,16 +184,13 @@ def test_names_with_html_in_them_stay_text_on_the_page(hostile: Report, tmp_path
     # The data and our own script; plotly's was cut out.
     assert page.scripts == 2
     assert page.handlers == []
-    assert sorted(set(page.links)) == [
-        *(f"experiment/runs/run-{number}/" for number in range(3)),
-        "steps.parquet",
-    ]
+    assert sorted(set(page.links)) == [f"experiment/runs/run-{number}/" for number in range(3)]
     assert "<" not in page_data(hostile.cells, {})
     assert HOSTILE in json.loads(page_data(hostile.cells, {}))["arms"][1]["name"]
 
 
 def test_names_with_latex_in_them_stay_text(hostile: Report) -> None:
-    text = to_latex(hostile)
+    text = to_latex(hostile, ReportOptions())
     assert "\\input" not in text
     assert "\\textbackslash{}input\\{a\\}" in text
     rows = [line for line in text.splitlines() if line.strip().startswith(("1f1b", "2bw")) and "&" in line]
@@ -217,11 +211,11 @@ def test_names_with_markup_stay_text_in_markdown_and_on_a_terminal(hostile: Repo
     assert len(columns) == 1
     assert "\x1b" not in text + markdown
     assert "[bold]" in text
-    assert json.loads(to_json(hostile.cells))[0]["model"] == HOSTILE
+    assert json.loads(to_json(hostile))[0]["model"] == HOSTILE
 
 
 def test_latex_has_as_many_titles_as_numbers(tmp_path: Path) -> None:
-    text = to_latex(report_of(quickstart_folder(tmp_path / "experiment", seeds=3).folder))
+    text = to_latex(report_of(quickstart_folder(tmp_path / "experiment", seeds=3).folder), ReportOptions())
     [layout] = re.findall(r"begin\{tabular\}\{([lr]+)\}", text)
     body = text[text.index("\\toprule") : text.index("\\bottomrule")]
     rows = [line for line in body.splitlines() if line.endswith("\\\\")]
@@ -232,7 +226,7 @@ def test_latex_has_as_many_titles_as_numbers(tmp_path: Path) -> None:
 
 def test_the_latex_float_holds_the_table_alone_and_has_a_label(tmp_path: Path) -> None:
     report = report_of(quickstart_folder(tmp_path / "experiment", seeds=3).folder)
-    inside, end, after = to_latex(report).partition("\\end{table}\n")
+    inside, end, after = to_latex(report, ReportOptions()).partition("\\end{table}\n")
     assert end
     assert re.search(r"\\caption\{.*\}\n  \\label\{tab:[a-z0-9-]+\}\n", inside)
     assert "\\par" not in inside
@@ -244,7 +238,7 @@ def test_the_latex_caption_is_that_of_a_paper_and_details_are_comments(tmp_path:
     experiment = quickstart_folder(tmp_path / "experiment", seeds=3)
     rate = {"optimizer.lr": 0.002}
     experiment.add(settings("2bw", "soap", **rate), rows=metrics(), axes=rate)
-    inside, _, after = to_latex(report_of(experiment.folder)).partition("\\end{table}\n")
+    inside, _, after = to_latex(report_of(experiment.folder), ReportOptions()).partition("\\end{table}\n")
     [caption] = re.findall(r"\\caption\{(.*)\}", inside)
     assert caption == (
         "Validation loss and throughput of 1f1b and 2bw with adamw, muon and soap, nano, "

@@ -118,8 +118,6 @@ def test_csv_is_laid_out_in_plain_numbers(folder: Path) -> None:
         (["--cols", "schedule", "--value", "loss"], "--value: loss: accepted: status, n, val_loss"),
         (["--target", "nan"], "Invalid value for '--target': 'nan', accepted: a finite number"),
         (["--format", "html"], "--format html needs a file: --out FILE"),
-        (["--format", "parquet"], "--format parquet needs a file: --out FILE"),
-        (["--format", "steps"], "--format steps needs a file: --out FILE"),
     ],
 )
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from support.launches import train_all
 from support.report_experiment import cells_of, report_of
 from support.texts import check_data_refused
 
+from asyncpp import Experiment
 from asyncpp_cli.report.formats.charts import charts
 from asyncpp_cli.runs.experiment_folder import open_experiment
 
@@ -88,8 +89,7 @@ def test_a_report_has_each_set(folder: Path) -> None:
     assert (
         "Each entry: code gap" in succeeded("report", "e", "--value", "code.gap", "--cols", "schedule").output
     )
-    succeeded("report", "e", "--format", "steps", "--out", "steps.parquet")
-    steps = pl.read_parquet("steps.parquet")
+    steps = Experiment("e").steps()
     assert steps["set"].value_counts().height == 4
     assert steps.filter(pl.col("set") == "wiki").height == 2 * len(rows)
 
@@ -127,7 +127,7 @@ def test_a_moved_set_is_found_and_a_changed_one_refused(folder: Path) -> None:
     [
         ("data.validation.data=wiki.txt", "data.validation.data: accepted as a name"),
         ("data.validation.wiki=nowhere.txt", "data.validation.wiki: "),
-        ("data.validation.wiki=3", "data.validation.wiki: must be text or null"),
+        ("data.validation.wiki=[3]", "data.validation.wiki takes one value"),
         ("data.validation.=wiki.txt", "takes one set by name: data.validation.NAME"),
         ("data.validation.wiki=texts", "is trained on (data.path)"),
         ("data.validation.wiki=tiny.txt", "tiny.txt has 3 tokens, one sequence needs 17"),
