@@ -61,6 +61,7 @@ class Container:
     """Image and mounts of the ranks' container."""
 
     runtime: Literal["apptainer", "pyxis"]
+    """What starts the ranks in the image: `apptainer` or `pyxis`."""
     image: str
     """Absolute path of an image, or its name in a registry."""
     python: Annotated[str, _PYTHON] = "python3"

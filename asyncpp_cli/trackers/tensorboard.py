@@ -1,12 +1,7 @@
-"""Runs as TensorBoard event files.
-
-The event file of a longer metrics.jsonl begins with that of the shorter one. So an update appends what is
-new and writes nothing twice, also after an update that was killed.
-"""
+"""Runs as TensorBoard event files, by torch's SummaryWriter."""
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,77 +11,73 @@ from asyncpp_cli.base.console import quoted
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.trackers.points import PointReader, Restart
-
-EVENT_FILE = "events.out.tfevents.0.asyncpp"
+from stages.config.torch_process import importing_torch
 
 
 class TensorBoard:
-    """A `Tracker` with an event file for each run."""
+    """A `Tracker` with a folder of event files for each run; the first update replaces those of before."""
 
     can_append: ClassVar[bool] = True
 
     def __init__(self, folder: Path, *, project: str) -> None:
         try:
-            from tensorboard.compat.proto import event_pb2
+            with importing_torch():
+                from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError as error:
             raise UserError(
                 'TensorBoard is not installed; install it with pip install "asyncpp[tensorboard]"'
             ) from error
-        self._protocol = event_pb2
+        self._writer = SummaryWriter
         self._folder = folder
-        self._files: dict[str, _EventFile] = {}
+        self._mirrors: dict[str, _Mirror] = {}
 
     def update(self, run: Run) -> int:
-        if run.id not in self._files:
-            self._files[run.id] = _EventFile(run, self._folder / run.id, protocol=self._protocol)
-        return self._files[run.id].update()
+        if run.id not in self._mirrors:
+            self._mirrors[run.id] = _Mirror(run, self._folder / run.id, writer=self._writer)
+        return self._mirrors[run.id].update()
 
     @property
     def hint(self) -> str:
         return f"Look at them: tensorboard --logdir {quoted(self._folder)}"
 
 
-class _EventFile:
-    """The event file of a run."""
+class _Mirror:
+    """The event files of a run, one for each attempt."""
 
-    def __init__(self, run: Run, folder: Path, *, protocol: Any) -> None:
+    def __init__(self, run: Run, folder: Path, *, writer: Any) -> None:
         self._run = run
-        self._file = folder / EVENT_FILE
-        self._protocol = protocol
+        self._folder = folder
+        self._new_writer = writer
+        self._writer: Any = None
         self._reader = PointReader()
         self._bytes_read = 0
-        self._bytes_written = 0
-        self._described = False
         folder.mkdir(parents=True, exist_ok=True)
+        for file in folder.glob("events.out.tfevents.*"):
+            file.unlink()
 
     def update(self) -> int:
         """Add the rows since the last call; returns their number."""
         rows = list(self._new_rows())
-        records = io.BytesIO()
         for row in rows:
-            for event in self._events(row):
-                records.write(_record(event.SerializeToString()))
-        content = records.getvalue()
-        if self._bytes_written == 0:
-            self._continue_or_replace(content)
-        elif content:
-            self._append(content)
-        self._bytes_written += len(content)
+            for point in self._reader.points(row):
+                if isinstance(point, Restart):
+                    self._begin(point)
+                else:
+                    self._writer.add_scalar(point.tag, point.value, point.update, walltime=point.time)
+        if self._writer is not None:
+            self._writer.flush()
         return len(rows)
 
-    def _append(self, content: bytes) -> None:
-        with self._file.open("ab") as file:
-            file.write(content)
-
-    def _continue_or_replace(self, content: bytes) -> None:
-        """Complete an earlier mirror's file, or replace a file that `content` does not continue."""
-        present = self._file.read_bytes() if self._file.exists() else b""
-        if content.startswith(present):
-            self._append(content[len(present) :])
-            return
-        temporary = self._file.with_name(f".{EVENT_FILE}")
-        temporary.write_bytes(content)
-        temporary.replace(self._file)
+    def _begin(self, restart: Restart) -> None:
+        """Begin a file whose updates replace those that earlier files have."""
+        first = self._writer is None
+        if not first:
+            self._writer.close()
+        self._writer = self._new_writer(str(self._folder), purge_step=restart.update)
+        if first:
+            lines = self._run.config_file.read_text(encoding="utf-8").splitlines()
+            indented = "\n".join(f"    {line}" for line in lines)
+            self._writer.add_text("config.yaml", indented, walltime=restart.time)
 
     def _new_rows(self) -> Iterator[dict[str, Any]]:
         try:
@@ -105,35 +96,3 @@ class _EventFile:
                 continue
             if isinstance(row, dict) and "kind" in row:
                 yield row
-
-    def _events(self, row: dict[str, Any]) -> Iterator[Any]:
-        event_of = self._protocol.Event
-        for point in self._reader.points(row):
-            if isinstance(point, Restart):
-                if not self._described:
-                    self._described = True
-                    yield event_of(wall_time=point.time, file_version="brain.Event:2")
-                    yield self._configuration(point.time)
-                start = self._protocol.SessionLog(status=self._protocol.SessionLog.START)
-                yield event_of(wall_time=point.time, step=point.update, session_log=start)
-                continue
-            event = event_of(wall_time=point.time, step=point.update)
-            event.summary.value.add(tag=point.tag, simple_value=point.value)
-            yield event
-
-    def _configuration(self, time: float) -> Any:
-        """The run's configuration as a text summary."""
-        from tensorboard.plugins.text.summary_v2 import text_pb
-
-        lines = self._run.config_file.read_text(encoding="utf-8").splitlines()
-        indented = "\n".join(f"    {line}" for line in lines)
-        return self._protocol.Event(wall_time=time, summary=text_pb("config.yaml", indented))
-
-
-def _record(content: bytes) -> bytes:
-    """A record of an event file, with its checksums."""
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    stream = io.BytesIO()
-    RecordWriter(stream).write(content)
-    return stream.getvalue()

@@ -39,7 +39,7 @@ def mirror(
 ) -> None:
     """Copy the metrics of runs to a tracker. The runs' own files remain the source of truth.
 
-    Mirroring again adds what is new.
+    Mirroring again replaces the mirror.
     """
     from asyncpp_cli.base.atomic_files import real_folder
     from asyncpp_cli.base.console import say
