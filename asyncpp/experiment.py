@@ -229,7 +229,7 @@ class Experiment:
         Raises:
             UserError: the path names no experiment or run.
         """
-        from asyncpp_cli.base.threads import need_polars
+        from asyncpp_cli.base.errors import need_polars
 
         need_polars()
         from asyncpp_cli.report.analysis.difference import difference
@@ -251,7 +251,7 @@ class Experiment:
         return status_records(experiment, SlurmQueue(experiment).run_statuses(with_accounting=True))
 
     def _report(self, *, keep_steps: bool) -> Report:
-        from asyncpp_cli.base.threads import need_polars
+        from asyncpp_cli.base.errors import need_polars
 
         need_polars()
         from asyncpp_cli.report.build import report_of
@@ -273,7 +273,7 @@ def _flat(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
-    from asyncpp_cli.base.threads import need_polars
+    from asyncpp_cli.base.errors import need_polars
 
     need_polars()
     from asyncpp_cli.report.formats.records import frame_of

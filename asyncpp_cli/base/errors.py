@@ -13,10 +13,11 @@ docs/index.md lists the exit codes of all commands.
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import re
 import resource
-import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -64,32 +65,6 @@ _ADVICE = {
 
 _NO_THREAD = "Resource temporarily unavailable"
 """Text in the panic of a Rust library that cannot start a thread."""
-
-_DONE = {
-    "read_text": "read",
-    "read_bytes": "read",
-    "write_text": "written",
-    "write_bytes": "written",
-    "_mkstemp_inner": "written",
-    "mkdtemp": "made",
-    "mkdir": "made",
-    "makedirs": "made",
-    "iterdir": "listed",
-    "scandir": "listed",
-    "glob": "listed",
-    "rename": "renamed",
-    "replace": "replaced",
-    "unlink": "removed",
-    "rmdir": "removed",
-    "chmod": "changed",
-    "stat": "looked at",
-    "exists": "looked at",
-    "is_file": "looked at",
-    "is_dir": "looked at",
-    "_execute_child": "started",
-    "fork": "started",
-}
-"""Participle of what a function of Python's library does to a file, by the function's name."""
 
 
 @contextmanager
@@ -153,6 +128,20 @@ def lacks_memory(error: BaseException) -> bool:
     return False
 
 
+def need_polars() -> None:
+    """Import polars, which only warns, and fails later, where memory is too small for its library.
+
+    Raises:
+        ImportError: its library cannot be loaded.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Polars binary is missing")
+        try:
+            importlib.import_module("polars")
+        except UserWarning as error:
+            raise ImportError(str(error)) from error
+
+
 def _memory_limit() -> str:
     """The limit of this process's memory, for messages; empty without one."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -183,12 +172,5 @@ def _system_error_message(error: OSError) -> str:
         problem = "a process cannot be started" if error.errno == errno.EAGAIN else "the system refuses"
         return f"{problem} ({reason}{advice})"
     file = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else str(error.filename)
-    return f"{file} cannot be {_done(error)} ({reason}{advice})"
-
-
-def _done(error: OSError) -> str:
-    """The participle given by `doing`, or that of the innermost known function in the traceback."""
-    if (participle := getattr(error, "asyncpp_done", None)) is not None:
-        return str(participle)
-    names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-    return next((_DONE[name] for name in reversed(names) if name in _DONE), "opened")
+    done = getattr(error, "asyncpp_done", None)
+    return f"{file}: {reason}{advice}" if done is None else f"{file} cannot be {done} ({reason}{advice})"

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import NamedTuple
 
-from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.base.threads import need_polars
+from asyncpp_cli.base.errors import UserError, need_polars
 from asyncpp_cli.data.parts import (
     LONGEST,
     LONGEST_LINE,

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.base.threads import need_polars
+from asyncpp_cli.base.errors import UserError, need_polars
 from asyncpp_cli.data.sources import Source, opened
 
 READ = 1 << 20

@@ -29,23 +29,17 @@ from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import RankEnd, Scheduler
 from asyncpp_cli.runs.attempts.settle import current_status, override_outcome, settle
-from asyncpp_cli.runs.processes import ProcessId, is_gone, is_suspended, send_signal, this_process
+from asyncpp_cli.runs.processes import send_signal, this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status, is_done
 from asyncpp_cli.sites.resources import Machine, Resources, import_path, resources_of
 from stages.config.own_code import check_code
 from stages.config.run_config import SiteConfig
-from stages.liveness.watchdog import longest_silence
 from stages.validation import ConfigError, check_data
 
 _POLL_SECONDS = 0.25
 _SECONDS_TO_END = 20.0
 """Extra time to shut down after saving."""
-_SECONDS_BETWEEN_CHECKS = 1.0
-_SECONDS_AFTER_TRAINING = 3.0
-"""Time that a supervisor may stay stopped after its trainer has ended."""
-_MAX_RESUMES = 5
-"""Number of SIGCONTs before SIGKILL."""
 
 
 @dataclass(frozen=True)
@@ -106,53 +100,6 @@ class LocalJobs:
         return supervisor is not None and supervisor.poll() == TAKEN_OVER
 
 
-class SuspendedProcesses:
-    """Resumes processes that SIGSTOP has stopped, once their runs have been silent for a while.
-
-    A launch would wait for such runs forever.
-    """
-
-    def __init__(self) -> None:
-        self._checked: dict[str, float] = {}
-        self._stopped_since: dict[ProcessId, float] = {}
-        self._resumed: dict[ProcessId, int] = {}
-
-    def check(self, run: Run, status: Status, *, silence: float) -> None:
-        """Check the processes of a running run.
-
-        Args:
-            run: the run.
-            status: its status.
-            silence: seconds without a heartbeat after which the run counts as stalled.
-        """
-        now = time.monotonic()
-        if now - self._checked.get(run.id, 0.0) < _SECONDS_BETWEEN_CHECKS:
-            return
-        self._checked[run.id] = now
-        attempt = Attempt(run, status.attempt)
-        silent = time.time() - (status.updated or 0.0) > silence
-        for rank in range(len(status.pids)):
-            processes = attempt.processes(rank)
-            for process in processes:
-                if not is_suspended(process):
-                    self._stopped_since.pop(process, None)
-                elif process not in self._stopped_since:
-                    self._stopped_since[process] = now
-                    say(f"{run.id}: process {process.pid} of rank {rank} is stopped (SIGSTOP)")
-                elif silent or (
-                    now - self._stopped_since[process] > _SECONDS_AFTER_TRAINING
-                    and all(is_gone(other) for other in processes if other != process)
-                ):
-                    self._resume(process, run)
-
-    def _resume(self, process: ProcessId, run: Run) -> None:
-        times = self._resumed[process] = self._resumed.get(process, 0) + 1
-        number = signal.SIGCONT if times <= _MAX_RESUMES else signal.SIGKILL
-        say(f"{run.id}: process {process.pid} gets {number.name} because its run is stalled")
-        with contextlib.suppress(PermissionError):
-            send_signal(process, number)
-
-
 class ProgressDisplay(Protocol):
     """Shows the progress of runs."""
 
@@ -207,7 +154,6 @@ class Launcher:
         self._elsewhere: set[str] = set()
         """Ids of runs that run on another machine."""
         self._statuses: dict[str, Status] = {}
-        self._suspended = SuspendedProcesses()
 
     def run(self) -> list[Status]:
         """Run all tasks that are not completed, and wait for those that other launches are running.
@@ -246,9 +192,7 @@ class Launcher:
             if known is None or _is_running(known) or (pending and not is_done(known, until=task.until)):
                 self._statuses[task.run.id] = self._status(task.run)
         statuses = [(task.run, self._statuses[task.run.id]) for task in self._tasks]
-        for task, (run, status) in zip(self._tasks, statuses, strict=True):
-            if status.state == State.RUNNING:
-                self._suspended.check(run, status, silence=longest_silence(task.site))
+        for run, status in statuses:
             if run.id in self._own and not self._is_own(status, run):
                 self._give_up(run, status)
             if status.state == State.RUNNING and run.id not in self._own:

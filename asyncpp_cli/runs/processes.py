@@ -18,8 +18,6 @@ from typing import Annotated
 from stages.config.records import Meta
 
 _UNKNOWN = 0
-_STOPPED_STATES = ("T", "t")
-"""Process states (see proc(5)) of a process stopped by SIGSTOP or a debugger."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +77,6 @@ def is_gone(process: ProcessId) -> bool:
         pass  # exists, but belongs to another user
     start = _start(process.pid)
     return start is None or start not in (process.start, _UNKNOWN)
-
-
-def is_suspended(process: ProcessId) -> bool:
-    """Whether a local process is stopped (SIGSTOP)."""
-    if not is_local(process) or is_gone(process):
-        return False
-    fields = _stat(process.pid)
-    return fields is not None and fields[0] in _STOPPED_STATES
 
 
 def seconds_since(monotonic: float, at: ProcessId) -> float | None:

@@ -31,7 +31,7 @@ def test_system_errors_name_file_and_reason(number: int, code: int) -> None:
     refusal = refusal_of(OSError(number, os.strerror(number), "some/file"))
     assert refusal is not None
     assert refusal.code == code
-    assert refusal.message.startswith("some/file cannot be opened (")
+    assert refusal.message.startswith("some/file: ")
     assert os.strerror(number) in refusal.message
 
 
@@ -45,9 +45,9 @@ def test_the_failed_action_is_in_the_message(tmp_path: Path) -> None:
 
     file = tmp_path / "file"
     file.touch()
-    assert told((file / "in").mkdir) == f"{file}/in cannot be made (Not a directory)"
-    assert told((tmp_path / "no").read_text) == f"{tmp_path}/no cannot be read (No such file or directory)"
-    assert told(lambda: list(file.iterdir())) == f"{file} cannot be listed (Not a directory)"
+    assert told((file / "in").mkdir) == f"{file}/in: Not a directory"
+    assert told((tmp_path / "no").read_text) == f"{tmp_path}/no: No such file or directory"
+    assert told(lambda: list(file.iterdir())) == f"{file}: Not a directory"
     # Of a file that is written beside its place, the place is named.
     assert told(lambda: write_text(file / "in", "")) == f"{file}/in cannot be written (Not a directory)"
     full = own_device(tmp_path / "full", FULL).open("wb", buffering=0)

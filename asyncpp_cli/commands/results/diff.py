@@ -35,7 +35,7 @@ def diff(
     Settings, versions of asyncpp (with its commit), torch and Python, machine, data, and each cell's losses,
     as means over completed seeds. `report A B` has all numbers of both.
     """
-    from asyncpp_cli.base.threads import need_polars
+    from asyncpp_cli.base.errors import need_polars
 
     need_polars()
     from asyncpp_cli.report.analysis.difference import difference

@@ -30,7 +30,7 @@ def report(
 
     Works while runs are training. Failed, missing and damaged runs are shown with the reason.
     """
-    from asyncpp_cli.base.threads import need_polars
+    from asyncpp_cli.base.errors import need_polars
 
     need_polars()
     from asyncpp_cli.report.build import write_report

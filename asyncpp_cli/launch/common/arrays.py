@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -233,8 +233,8 @@ def throttles(sizes: Sequence[int], *, at_once: int | None) -> list[Throttle]:
     """The throttle of each array.
 
     SLURM throttles the tasks of one array (`--array=0-9%3`), not of several together. If there are no more
-    arrays than runs allowed, each array gets a share of the limit. If there are more, arrays run one task at
-    a time in as many lanes as runs are allowed; an array starts when the one before it in its lane has ended.
+    arrays than runs allowed, each array gets a share of the limit. If there are more, an array starts when
+    the one before it has ended.
 
     Args:
         sizes: number of tasks of each array.
@@ -244,7 +244,9 @@ def throttles(sizes: Sequence[int], *, at_once: int | None) -> list[Throttle]:
         return [Throttle(size) for size in sizes]
     if at_once >= len(sizes):
         return [Throttle(share) for share in _shares(sizes, at_once)]
-    return _in_lanes(sizes, lanes=at_once)
+    return [
+        Throttle(min(size, at_once), after=index - 1 if index else None) for index, size in enumerate(sizes)
+    ]
 
 
 def _shares(sizes: Sequence[int], total: int) -> list[int]:
@@ -254,16 +256,6 @@ def _shares(sizes: Sequence[int], total: int) -> list[int]:
         most = max(range(len(sizes)), key=lambda index: sizes[index] / shares[index])
         shares[most] += 1
     return shares
-
-
-def _in_lanes(sizes: Sequence[int], *, lanes: int) -> list[Throttle]:
-    """Arrays that run one task at a time, in lanes of about the same length."""
-    queues: list[list[int]] = [[] for _ in range(lanes)]
-    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
-        shortest = min(queues, key=lambda queue: sum(sizes[other] for other in queue))
-        shortest.append(index)
-    before = {later: earlier for queue in map(sorted, queues) for earlier, later in pairwise(queue)}
-    return [Throttle(1, after=before.get(index)) for index in range(len(sizes))]
 
 
 class ManifestRow(Record, frozen=True, kw_only=True):

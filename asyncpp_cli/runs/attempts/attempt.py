@@ -12,9 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msgspec import structs
-
-from asyncpp_cli.base.atomic_files import FULL, write_record
+from asyncpp_cli.base.atomic_files import write_record
 from asyncpp_cli.base.errors import DamagedError, lacks_memory, refusal_of
 from asyncpp_cli.base.plain_text import printable
 from asyncpp_cli.runs.attempts.files import (
@@ -28,9 +26,6 @@ from asyncpp_cli.runs.attempts.files import (
     RankStart,
     RankWaits,
     StopRequest,
-    release,
-    reserve,
-    write_reserved,
 )
 from asyncpp_cli.runs.processes import ProcessId, seconds_since
 from asyncpp_cli.runs.run_folder import Run
@@ -169,11 +164,6 @@ class Attempt:
             node: SLURM's name of its node.
         """
         self.write(RankStart(processes=processes, node=node), rank)
-        for kind in (RankError, RankEnd):
-            reserve(self.file(kind, rank))
-        if rank == 0:
-            reserve(self.file(EarlyExits))
-            reserve(self.file(StopRequest))
 
     def record_end(self, rank: int, *, code: int | None, signal_number: int | None, stopped: bool) -> None:
         """Record how a rank ended.
@@ -186,8 +176,7 @@ class Attempt:
         """
         seconds = self.seconds()
         end = RankEnd(code=code, signal=signal_number, stopped=stopped, time=time.time(), seconds=seconds)
-        self._write_on_full_disk(end, rank)
-        release(self.file(RankError, rank))
+        self._write_if_possible(end, rank)
         if code != 0:
             failed = not stopped and signal_number not in SIGNALS and code != RESUMABLE
             self.record_early_exit(rank, failed=failed)
@@ -197,7 +186,7 @@ class Attempt:
         kind = "MemoryError" if lacks_memory(error) else type(error).__name__
         refusal = refusal_of(error) if isinstance(error, OSError) and error.filename else None
         message = printable(f"{type(error).__name__}: {error}" if refusal is None else refusal.message)
-        self._write_on_full_disk(RankError(kind=kind, message=message[:500], time=time.time()), rank)
+        self._write_if_possible(RankError(kind=kind, message=message[:500], time=time.time()), rank)
         self.record_early_exit(rank, failed=True)
 
     def record_waiting(self, rank: int, waiting: Waiting | None) -> None:
@@ -234,7 +223,7 @@ class Attempt:
             return
         with contextlib.suppress(OSError), self.run.locked():
             if (exits := self._early_exits.with_exit(new)) is not None:
-                self._write_on_full_disk(exits)
+                self._write_if_possible(exits)
 
     @property
     def _early_exits(self) -> EarlyExits:
@@ -258,12 +247,7 @@ class Attempt:
         """
         if cause == Cause.CANCELLED or self.read(StopRequest) is None:
             request = StopRequest(reason=reason, cause=cause, time=time.time())
-            try:
-                self.write(request)
-            except OSError as error:
-                if error.errno not in FULL:
-                    raise  # such as another user's run
-                write_reserved(self.file(StopRequest), request)
+            self.write(request)
 
     @property
     def stop_reason(self) -> str | None:
@@ -271,18 +255,8 @@ class Attempt:
         request = self.read(StopRequest)
         return request.reason if request else None
 
-    def _write_on_full_disk(self, record: AttemptFile, rank: int | None = None) -> None:
-        """As `write`, but into reserved space if the disk is full; a write that still fails is ignored.
-
-        Without the file the run is settled by whoever reads its status next.
-        """
-        file = self.file(type(record), rank)
-        try:
+    def _write_if_possible(self, record: AttemptFile, rank: int | None = None) -> None:
+        """As `write`, but where the disk is full without the file: the run is then settled by whoever reads
+        its status next."""
+        with contextlib.suppress(OSError):
             self.write(record, rank)
-        except OSError as error:
-            if isinstance(record, RankEnd):
-                record = structs.replace(record, disk=error.strerror or "")
-            with contextlib.suppress(OSError):
-                write_reserved(file, record)
-        else:
-            release(file)

@@ -1,4 +1,4 @@
-"""The JSON files of an attempt, each declared as a type that names its file, and their space on a full disk.
+"""The JSON files of an attempt, each declared as a type that names its file.
 
 attempts/N/attempt.json      `Claimed`: who claimed it, with how many processes, in which SLURM job if any
 attempts/N/rank-K.json       `RankStart`: processes and node of rank K; touched as long as it runs
@@ -14,17 +14,14 @@ attempts/N/starting.err      errors of the local process that starts the ranks
 
 from __future__ import annotations
 
-import contextlib
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol
 
 from msgspec import field
 
 from asyncpp_cli.runs.processes import ProcessId
 from asyncpp_cli.runs.status import Cause, State, Time
-from stages.config.records import Count, FileRecord, Meta, Record, encoded
+from stages.config.records import Count, FileRecord, Meta, Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +113,6 @@ class RankEnd(AttemptFile, frozen=True, kw_only=True):
     time: Time
     seconds: Seconds | None = None
     """Since the attempt was claimed."""
-    disk: str = ""
-    """Why the file had to be written into reserved space."""
 
 
 class RankError(AttemptFile, frozen=True, kw_only=True):
@@ -192,42 +187,3 @@ class Outcome(AttemptFile, frozen=True, kw_only=True):
     """From the claim to the attempt's last sign of life; None in files of before, which have `last_sign`."""
     last_sign: Time | None = None
     """By the clock of the machine that wrote it."""
-
-
-# Disk space is reserved for the files that a rank writes as it ends: on a full disk an existing file can be
-# overwritten and renamed when no new one can be created. This does not hold on copy-on-write filesystems;
-# there the rank's end is not recorded.
-
-_RESERVED_BYTES = 4096
-
-
-def reserve(file: Path) -> None:
-    """Reserve space for a file."""
-    with contextlib.suppress(OSError), _reserved(file).open("wb") as opened:
-        opened.write(b" " * _RESERVED_BYTES)
-        opened.flush()
-        os.fsync(opened.fileno())
-
-
-def write_reserved(file: Path, record: AttemptFile) -> bool:
-    """Write a record into the space reserved for its file; returns whether that succeeded."""
-    content = encoded(record)
-    if len(content) > _RESERVED_BYTES:
-        return False
-    try:
-        with _reserved(file).open("r+b", buffering=0) as opened:
-            opened.write(content.ljust(_RESERVED_BYTES))
-        _reserved(file).rename(file)
-    except OSError:
-        return False
-    return True
-
-
-def release(file: Path) -> None:
-    """Remove the reservation of a file."""
-    with contextlib.suppress(OSError):
-        _reserved(file).unlink(missing_ok=True)
-
-
-def _reserved(file: Path) -> Path:
-    return file.with_name(f"{file.name}.reserved")

@@ -88,7 +88,7 @@ def _first_cause(attempt: Attempt, ends: Mapping[int, RankEnd | None]) -> tuple[
         elif end.code != 0:
             how = "was made to end"
             if not end.stopped:
-                why = end.disk or _last_line(log) or "it printed nothing"
+                why = _last_line(log) or "it printed nothing"
                 how = f"ended with exit code {end.code}: {why}"
             others.append((when(rank, end.time), Cause.ERROR, f"rank {rank} {how}{see}"))
     for causes in (no_memory, killed, failed, orphaned, others):

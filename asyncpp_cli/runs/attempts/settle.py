@@ -18,13 +18,10 @@ from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.end_row import metrics_problem
 from asyncpp_cli.runs.attempts.files import (
     Claimed,
-    EarlyExits,
     Outcome,
     RankEnd,
     RankStart,
     Scheduler,
-    StopRequest,
-    release,
 )
 from asyncpp_cli.runs.attempts.outcome import outcome_of
 from asyncpp_cli.runs.processes import ProcessId, is_gone, is_local
@@ -113,8 +110,6 @@ def settle_locked(
             )
         )
         run.write_status(settled)
-        for kind in (EarlyExits, StopRequest):
-            release(attempt.file(kind))
     return settled
 
 

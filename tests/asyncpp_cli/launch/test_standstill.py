@@ -23,11 +23,11 @@ from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.launch import local_machine as launcher
 from asyncpp_cli.launch.common.supervisor import Supervisor
-from asyncpp_cli.launch.local_machine import Launcher, SuspendedProcesses, Task
+from asyncpp_cli.launch.local_machine import Launcher, Task
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import Outcome
-from asyncpp_cli.runs.processes import is_gone, is_suspended, process_id, send_signal, this_process
+from asyncpp_cli.runs.processes import is_gone, process_id, send_signal, this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
 from asyncpp_cli.sites.resources import Machine, Resources
@@ -119,40 +119,6 @@ def test_a_stopped_supervisor_does_not_keep_a_launch_waiting(
     assert status.state == State.FAILED
     assert "rank 0 vanished" in status.reason
     assert supervises.wait() == -signal.SIGTERM
-
-
-def test_stopped_processes_are_resumed_once_their_run_is_stalled(
-    attempt: Attempt,
-    children: list[subprocess.Popen[bytes]],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(launcher, "_SECONDS_BETWEEN_CHECKS", 0.0)
-    trains, supervises = (process_id(child.pid) for child in children)
-    attempt.record_start(0, trains, supervises)
-    for child in children:
-        stop(child)
-    watch, status = SuspendedProcesses(), attempt.run.status()
-    for _ in range(3):
-        # A person may have stopped both, and the run is not silent for long yet.
-        watch.check(attempt.run, status, silence=1e6)
-    assert is_suspended(trains)
-    assert is_suspended(supervises)
-    assert capfd.readouterr().err.count("is stopped (SIGSTOP)") == 2
-    watch.check(attempt.run, status, silence=-1.0)
-    for number, child in enumerate(children):
-        os.waitid(os.P_PID, child.pid, os.WCONTINUED)
-        assert not is_suspended((trains, supervises)[number])
-    # Whoever is stopped again and again is ended.
-    for _ in range(2 * launcher._MAX_RESUMES + 2):
-        if children[1].poll() is not None:
-            break
-        os.kill(children[1].pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, children[1].pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-        watch.check(attempt.run, status, silence=-1.0)
-        watch.check(attempt.run, status, silence=-1.0)
-    assert children[1].wait(60) == -signal.SIGKILL
-    send_signal(trains, signal.SIGKILL)
 
 
 ANOTHER = NOBODY.replace("54321", "54322")

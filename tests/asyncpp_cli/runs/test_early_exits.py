@@ -185,7 +185,6 @@ def test_a_rank_that_does_not_notice_is_ended_for_one_that_fell(
     ]
     assert attempt.run.status().state == State.FAILED
     assert attempt.run.status().reason.startswith("rank 0 ended with exit code 1")
-    assert not list(attempt.folder.glob("*.reserved"))
 
 
 def test_a_file_that_is_damaged_ends_nobody(tmp_path: Path) -> None:

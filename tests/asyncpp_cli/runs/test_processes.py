@@ -24,7 +24,6 @@ from asyncpp_cli.runs.processes import (
     ProcessId,
     is_gone,
     is_local,
-    is_suspended,
     send_signal,
     this_process,
 )
@@ -116,20 +115,6 @@ def test_a_living_run_in_another_pid_namespace_is_not_declared_gone(tmp_path: Pa
     os.utime(attempt.file(RankStart, 0), (1.0, 1.0))
     assert current_status(run).state == State.FAILED
     assert Attempt(run, 1).read(Outcome) is not None
-
-
-def test_a_stopped_process_is_known() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        from asyncpp_cli.runs.processes import process_id
-
-        process = process_id(child.pid)
-        assert not is_suspended(process)
-        os.kill(child.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-        assert is_suspended(process)
-        child.kill()
-        child.wait()
-        assert not is_suspended(process)
 
 
 def test_a_pid_that_is_used_again_is_another_process() -> None:

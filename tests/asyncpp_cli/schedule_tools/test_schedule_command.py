@@ -280,7 +280,7 @@ def test_the_program_on_the_page_is_right():
         (("compare", "2bw", *geometry(4, 4), "--input", "1"), "are given together"),
         (("compare", "2bw", *geometry(4, 4), "--bandwidth", "0"), "--bandwidth 0.0: accepted: more than 0"),
         (("compare", "2bw", *geometry(4, 4), "--steps", "3"), "2bw: 3 steps are too few to measure"),
-        (("check", "no/such/file"), "no/such/file cannot be read (No such file or directory)"),
+        (("check", "no/such/file"), "no/such/file: No such file or directory"),
         (("export", "2bw", *geometry(2, 2), "--steps", "2", "--format", "csv"), "synchronous schedules only"),
         (("import", "ZBX", *geometry(2, 2)), "Unknown schedule name 'ZBX'"),
         (("import", "DualPipeV"), "--stages and --microbatches are missing"),

@@ -1,4 +1,4 @@
-"""A rank that ends on a full disk: why it did is known all the same."""
+"""A rank that ends on a full disk."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 from support.attempts import claimed
-from support.command_line import asyncpp, succeeded
+from support.command_line import succeeded
 from support.disks import disk, fill
 from support.launches import TINY
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.settle import current_status, end_rank
 from asyncpp_cli.runs.experiment_folder import open_experiment
-from asyncpp_cli.runs.processes import process_id, this_process
+from asyncpp_cli.runs.processes import process_id
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import Cause, State
 
 
 @pytest.fixture
@@ -39,18 +38,6 @@ def run(small_disk: Path) -> Run:
 
 def begin(run: Run) -> Attempt:
     return claimed(run, processes=1, replay=True, steps=3)
-
-
-@pytest.mark.slow
-def test_a_request_to_stop_finds_room(run: Run, small_disk: Path) -> None:
-    attempt = begin(run)
-    attempt.record_start(0, this_process())
-    fill(small_disk)
-    attempt.stop("cancelled by somebody", cause=Cause.CANCELLED)
-    assert attempt.stop_reason == "cancelled by somebody"
-    end_rank(attempt, 0, code=75, signal_number=None, stopped=True)
-    assert current_status(run).cause == Cause.CANCELLED
-    assert not list(attempt.folder.glob("stop*.reserved"))
 
 
 @pytest.mark.slow
@@ -79,33 +66,11 @@ def test_a_rank_of_a_job_that_cannot_even_begin_says_so_in_a_line(run: Run, smal
     assert "Traceback" not in ended.stdout + ended.stderr
 
 
-@pytest.mark.slow
-def test_a_ranks_last_word_finds_room(run: Run, small_disk: Path) -> None:
-    for number, words in enumerate(
-        ("OSError: [Errno 28] No space left on device", "exit code 1: No space"), 1
-    ):
-        attempt = begin(run)
-        attempt.record_start(0, this_process())
-        filled = fill(small_disk)
-        if number == 1:
-            attempt.record_error(0, OSError(28, os.strerror(28)))
-        end_rank(attempt, 0, code=1, signal_number=None, stopped=False)
-        status = current_status(run)
-        assert (status.state, status.attempt) == (State.FAILED, number)
-        assert words in status.reason
-        assert asyncpp("status", small_disk / "e").output.count(words) == 1
-        filled.unlink()
-        assert words in current_status(run).reason
-        assert words in run.status().reason
-        assert not list(attempt.folder.glob("*.reserved"))
-
-
 def test_a_rank_for_which_there_was_no_room_is_not_called_killed(run: Run, small_disk: Path) -> None:
     attempt = begin(run)
     with subprocess.Popen(["true"]) as child:
         attempt.record_start(0, process_id(child.pid))
-    for file in attempt.folder.glob("*.reserved"):
-        file.unlink()
     filled = fill(small_disk)
+    end_rank(attempt, 0, code=1, signal_number=None, stopped=False)
     assert current_status(run).reason == "rank 0 ended without a record: no space is left on its disk"
     filled.unlink()
