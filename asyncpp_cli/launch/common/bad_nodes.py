@@ -1,17 +1,14 @@
-"""Nodes that made runs fail; later attempts exclude them.
+"""Nodes on which attempts end before they begin to train; later jobs leave them out.
 
-    EXPERIMENT/bad-nodes/NODE.json   what happened, to which run, and when
+    EXPERIMENT/bad-nodes/NODE.json   which attempts, and when
 
-A node is bad if SLURM says so (down, failing, not responding), or after an error of its GPU or driver (CUDA
-cannot be initialised, uncorrectable ECC errors). Such a failure does not use up a retry while the node can be
-excluded. The number of excluded nodes is limited, since a software error mistaken for a node's fault would
-otherwise move from node to node forever.
+A node with two such attempts, of whatever runs, is excluded for a day, and its second one does not use up a
+retry. The number of excluded nodes is limited: an error of the runs' own would move from node to node.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -21,12 +18,10 @@ from typing import TYPE_CHECKING
 from asyncpp_cli.base.atomic_files import write_record
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.files import Claimed, Job, RankEnd, RankError, RankStart
+from asyncpp_cli.runs.attempts.files import Job, RankEnd, RankStart
 from asyncpp_cli.runs.experiment_folder import Experiment
-from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.slurm import client as slurm
-from asyncpp_cli.slurm.client import JobPhase, SlurmError, phase_of, rows, run_command
-from asyncpp_cli.slurm.submissions import read_submissions
+from asyncpp_cli.slurm.client import SlurmError, rows, run_command
 from stages.config.records import FileRecord, read_record
 
 if TYPE_CHECKING:
@@ -35,30 +30,10 @@ if TYPE_CHECKING:
 
 EXCLUSION_SECONDS = 24 * 3600.0
 """Time for which a bad node is excluded; it may be repaired by then."""
-
-_MAX_EXCLUDED = 8
+_ATTEMPTS = 2
+"""Attempts that did not begin to train on a node that is excluded."""
 _NODES_PER_EXCLUDED = 4
 """At most one node in this many is excluded, but always one."""
-
-_LINES = 50
-"""Lines to search at the end of a rank's log."""
-_BYTES = 20_000
-
-_FAULT = re.compile(
-    r"CUDA (driver )?initiali[sz]ation"
-    r"|CUDA error: (unknown error|initialization error|system not yet initialized|hardware stack error)"
-    r"|CUDA unknown error"
-    r"|CUDA-capable device(s|\(s\))? (is/are|are|is) busy or unavailable"
-    r"|no CUDA-capable device is detected"
-    r"|torch finds no GPU here"
-    r"|uncorrectable (ECC|NVLink) error"
-    r"|cudaError(ECCUncorrectable|NvlinkUncorrectable|SystemNotReady|DevicesUnavailable|NoDevice)"
-    r"|GPU is lost|fallen off the bus"
-    r"|Driver/library version mismatch|NVML: Unknown Error|couldn't communicate with the NVIDIA driver",
-    re.IGNORECASE,
-)
-"""Messages of CUDA, its driver and torch about faults of the hardware or driver (torch/cuda/__init__.py,
-cudaGetErrorString, NVIDIA's Xid errors 48 and 79)."""
 
 
 class BadNode(FileRecord, frozen=True, kw_only=True):
@@ -67,67 +42,61 @@ class BadNode(FileRecord, frozen=True, kw_only=True):
     node: str
     """SLURM's name."""
     cluster: str
-    reason: str
-    run: str
-    """Id of the run that failed."""
-    attempt: int
+    attempts: tuple[str, ...]
+    """Those that did not begin to train there."""
     time: float
-    """Seconds since 1970."""
+    """Of the last of them, seconds since 1970."""
 
 
-def node_fault(attempt: Attempt) -> tuple[str, str] | None:
-    """The node whose fault made an attempt fail, with the message; None if it was no node's fault."""
-    for rank, end in attempt.by_rank(RankEnd).items():
-        start, error = attempt.read(RankStart, rank), attempt.read(RankError, rank)
-        if end.code == 0 or end.stopped or start is None or not start.node:
-            continue
-        for line in ([] if error is None else [error.message]) + _last_lines(attempt, rank):
-            if _FAULT.search(line):
-                return start.node, f"rank {rank}: {line.strip()[:200]}"
+def failed_start(experiment: Experiment, attempt: Attempt, manifest: ArrayManifest, job: Job) -> str:
+    """Count an attempt that has failed against its nodes, if it had not begun to train.
+
+    Returns:
+        Which nodes are excluded from now on because of it; empty if none is.
+    """
+    begun = (row["attempt"] for row in attempt.run.metrics() if row["kind"] == "start" and "attempt" in row)
+    if attempt.number in begun:
+        return ""
+    before = excluded_here(experiment, manifest)
+    ends = attempt.by_rank(RankEnd).items()
+    failed = [attempt.read(RankStart, rank) for rank, end in ends if end.code != 0 and not end.stopped]
+    nodes = {start.node for start in failed if start is not None and start.node}
+    for node in nodes or ({job.nodes} if manifest.shape.nodes == 1 else set()):
+        known = _of_node(experiment, node, cluster=job.cluster)
+        attempts = (*(known.attempts if known else ()), f"{attempt.run.id}, attempt {attempt.number}")
+        bad = BadNode(node=node, cluster=job.cluster, attempts=attempts, time=time.time())
+        # If it cannot be recorded (full disk), the failure counts as the run's.
+        with suppress(OSError):
+            _folder(experiment).mkdir(exist_ok=True)
+            write_record(_file(experiment, node), bad)
+    new = set(excluded_here(experiment, manifest).split(",")) - set(before.split(","))
+    named = ", ".join(sorted(new))
+    return f"{_ATTEMPTS} attempts did not begin to train on {named}: excluded from now on" if new else ""
+
+
+def _of_node(experiment: Experiment, node: str, *, cluster: str) -> BadNode | None:
+    """What is known of a node since a day."""
+    with suppress(OSError, DamagedError):
+        bad = read_record(_file(experiment, node), BadNode)
+        if time.time() - bad.time < EXCLUSION_SECONDS and bad.cluster == cluster:
+            return bad
     return None
 
 
-def _last_lines(attempt: Attempt, rank: int) -> list[str]:
-    """The last lines of a rank's log, in reverse order."""
-    log = attempt.run.log_file(attempt=attempt.number, rank=rank)
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return []
-    return lines[: -_LINES - 1 : -1]
-
-
-def record_bad_node(
-    experiment: Experiment, run: Run, *, node: str, cluster: str, reason: str, attempt: int
-) -> None:
-    """Record a bad node, unless it is recorded already."""
-    if any(bad.node == node for bad in recent_bad_nodes(experiment, cluster=cluster)):
-        return
-    bad = BadNode(node=node, cluster=cluster, reason=reason, run=run.id, attempt=attempt, time=time.time())
-    # If it cannot be recorded (full disk), the failure counts as the run's.
-    with suppress(OSError):
-        _folder(experiment).mkdir(exist_ok=True)
-        write_record(_file(experiment, node), bad)
-
-
 def recent_bad_nodes(experiment: Experiment, *, cluster: str | None = None) -> list[BadNode]:
-    """Bad nodes recorded within the exclusion time, the earliest first.
+    """Bad nodes of the last day, the earliest first.
 
     Args:
         experiment: the experiment.
         cluster: only nodes of this cluster; None: of all.
     """
-    bad_nodes = []
+    found = []
     for file in _folder(experiment).glob("*.json"):
-        try:
+        with suppress(OSError, DamagedError):
             bad = read_record(file, BadNode)
-        except (OSError, DamagedError):
-            continue
-        if time.time() - bad.time < EXCLUSION_SECONDS and cluster in (None, bad.cluster):
-            bad_nodes.append(bad)
-    return sorted(bad_nodes, key=lambda bad: (bad.time, bad.node))
+            recent = time.time() - bad.time < EXCLUSION_SECONDS and cluster in (None, bad.cluster)
+            found += [bad] if recent and len(bad.attempts) >= _ATTEMPTS else []
+    return sorted(found, key=lambda bad: (bad.time, bad.node))
 
 
 def excludable(bad: Sequence[BadNode], nodes: Collection[str], *, needed: int) -> list[str]:
@@ -138,7 +107,7 @@ def excludable(bad: Sequence[BadNode], nodes: Collection[str], *, needed: int) -
         nodes: usable nodes of the partition.
         needed: nodes per job.
     """
-    most = min(max(1, len(nodes) // _NODES_PER_EXCLUDED), _MAX_EXCLUDED, len(nodes) - needed)
+    most = min(max(1, len(nodes) // _NODES_PER_EXCLUDED), len(nodes) - needed)
     # SLURM refuses a job that excludes a node the cluster does not have.
     existing = [each.node for each in bad if each.node in nodes]
     return sorted(existing[: max(0, most)])
@@ -147,14 +116,11 @@ def excludable(bad: Sequence[BadNode], nodes: Collection[str], *, needed: int) -
 def exclusion_notes(experiment: Experiment) -> list[str]:
     """One line for each excluded node."""
     return [
-        f"Node {bad.node} is excluded from new attempts until {_until(bad)}: {bad.reason} ({bad.run}, "
-        f"attempt {bad.attempt}); to use it sooner: rm {_file(experiment, bad.node)}"
+        f"Node {bad.node} is excluded from new attempts until "
+        f"{time.strftime('%F %H:%M', time.localtime(bad.time + EXCLUSION_SECONDS))}: these did not begin to "
+        f"train there: {'; '.join(bad.attempts)}. To use it sooner: rm {_file(experiment, bad.node)}"
         for bad in recent_bad_nodes(experiment)
     ]
-
-
-def _until(bad: BadNode) -> str:
-    return time.strftime("%F %H:%M", time.localtime(bad.time + EXCLUSION_SECONDS))
 
 
 def _folder(experiment: Experiment) -> Path:
@@ -165,19 +131,21 @@ def _file(experiment: Experiment, node: str) -> Path:
     return _folder(experiment) / f"{node}.json"
 
 
-def broken_nodes(nodes: str) -> dict[str, str]:
-    """Nodes that are down, failing or not responding, with their states; none if SLURM does not answer.
+def broken_nodes(nodes: str) -> str:
+    """Which nodes are down, failing or not responding, with their states; empty for none, or if SLURM does
+    not answer.
 
     Args:
         nodes: list in SLURM's notation: `n[1-2]`.
     """
     if not nodes:
-        return {}
+        return ""
     try:
         states = sorted(rows(["sinfo", "--all", "-h", "-N", f"--nodes={nodes}", "-o", "%N|%T"], fields=2))
     except SlurmError:
-        return {}
-    return {name: state for name, state in states if state.startswith(("down", "fail")) or "*" in state}
+        return ""
+    broken = {name: state for name, state in states if state.startswith(("down", "fail")) or "*" in state}
+    return ", ".join(f"node {node} is {state}" for node, state in broken.items())
 
 
 def _names(nodes: str) -> list[str]:
@@ -236,7 +204,7 @@ def excluded_nodes_at(site: Site, experiment: Experiment, *, needed: int) -> str
     return excluded_nodes(experiment, cluster=cluster, partition=site.partition, needed=needed, always=always)
 
 
-def _excluded_here(experiment: Experiment, manifest: ArrayManifest) -> str:
+def excluded_here(experiment: Experiment, manifest: ArrayManifest) -> str:
     """The nodes to exclude from an array's jobs in the partition of the job that this process is in."""
     return excluded_nodes(
         experiment,
@@ -247,79 +215,11 @@ def _excluded_here(experiment: Experiment, manifest: ArrayManifest) -> str:
     )
 
 
-def node_fault_reason(experiment: Experiment, attempt: Attempt, manifest: ArrayManifest, job: Job) -> str:
-    """Record a node whose fault made an attempt fail, and describe it; empty if the failure is the run's."""
-    if description := record_broken_nodes(experiment, attempt, job):
-        return description
-    if (fault := node_fault(attempt)) is None:
-        return ""
-    node, reason = fault
-    record_bad_node(
-        experiment, attempt.run, node=node, cluster=job.cluster, reason=reason, attempt=attempt.number
-    )
-    # A node that cannot be excluded, or was to be and is not, would make the run fail again and again.
-    claimed = attempt.read(Claimed)
-    known_before = claimed is not None and any(
-        bad.node == node and bad.time < claimed.claimed for bad in recent_bad_nodes(experiment)
-    )
-    if known_before or node not in _excluded_here(experiment, manifest).split(","):
-        return ""
-    return f"the fault of node {node}, which is excluded from now on"
+def exclude_from(job_id: str, experiment: Experiment, manifest: ArrayManifest) -> None:
+    """Exclude bad nodes from a pending job, or the pending tasks of an array; errors of SLURM are ignored.
 
-
-def record_broken_nodes(experiment: Experiment, attempt: Attempt, job: Job) -> str:
-    """Record which nodes of a job are broken, and describe them; empty if none is."""
-    broken = broken_nodes(job.nodes)
-    for node, state in broken.items():
-        reason = f"SLURM had it as {state}"
-        record_bad_node(
-            experiment, attempt.run, node=node, cluster=job.cluster, reason=reason, attempt=attempt.number
-        )
-    return ", ".join(f"node {node} is {state}" for node, state in broken.items())
-
-
-def exclude_from_waiting(experiment: Experiment, *, cluster: str) -> None:
-    """Exclude bad nodes from the experiment's pending jobs.
-
-    Called in a job, for jobs of its partition. Errors of SLURM are ignored.
+    Called in a job of the same partition.
     """
-    # `status` reads bad nodes without what submits jobs, which takes as long to import as all the rest.
-    from asyncpp_cli.launch.common.arrays import read_manifest
-
-    if not recent_bad_nodes(experiment, cluster=cluster):
-        return
-    submissions = read_submissions(experiment)
-    try:
-        queued = slurm.queued_jobs(submissions.job_names)
-    except SlurmError:
-        return
-    pending = {key: job for key, job in queued.items() if phase_of(job.state) is JobPhase.PENDING}
-    waiting = {name: job.id.partition("_")[0] for (name, _), job in pending.items()}
-    for submission in submissions.all:
-        for array in submission.arrays:
-            if array.name in waiting and submission.cluster == cluster:
-                # SLURM also reports an error if some of the tasks are not pending.
-                with suppress(DamagedError, FileNotFoundError, SlurmError):
-                    manifest = read_manifest(submission.folder / array.file)
-                    set_excluded(waiting[array.name], _excluded_here(experiment, manifest))
-
-
-def excluded_nodes_of(experiment: Experiment, manifest: ArrayManifest, job: Job) -> list[str]:
-    """Nodes of this job that are to be excluded from it.
-
-    SLURM changes the exclusion of pending jobs only, and one that it requeues itself may start before anybody
-    can tell it.
-    """
-    if not recent_bad_nodes(experiment, cluster=manifest.cluster):
-        return []
-    try:
-        return sorted(set(_names(job.nodes)) & set(_names(_excluded_here(experiment, manifest))))
-    except SlurmError:
-        return []
-
-
-def exclude_from_requeued(experiment: Experiment, manifest: ArrayManifest, job: Job) -> None:
-    """Exclude bad nodes from this job, which has just been requeued and is still ending."""
     if recent_bad_nodes(experiment, cluster=manifest.cluster):
         with suppress(SlurmError):
-            set_excluded(job.id, _excluded_here(experiment, manifest))
+            set_excluded(job_id, excluded_here(experiment, manifest))

@@ -15,14 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncpp_cli.launch.common.arrays import ArrayManifest, ManifestRow, read_manifest
-from asyncpp_cli.launch.common.bad_nodes import (
-    broken_nodes,
-    exclude_from_requeued,
-    exclude_from_waiting,
-    excluded_nodes_of,
-    node_fault_reason,
-    record_broken_nodes,
-)
+from asyncpp_cli.launch.common.bad_nodes import broken_nodes, exclude_from, failed_start
 from asyncpp_cli.launch.common.early_signals import received, signals_blocked
 from asyncpp_cli.launch.common.snapshot import code_hash, difference, file_hash
 from asyncpp_cli.launch.common.srun_command import network_variables, srun_command
@@ -60,11 +53,7 @@ def run_task(file: str) -> int:
     job = _this_job(manifest, index)
     _say(f"{job.id} (start {job.restart + 1}) on {job.nodes}: {row.id}")
     first_end_time(job.id)
-    before = _settle_earlier_start(experiment, run, manifest, job)
-    # Once: if SLURM refused the exclusion, the job would be queued again forever.
-    if before == job.restart - 1 and (excluded := excluded_nodes_of(experiment, manifest, job)):
-        _say(f"nothing is started here: {', '.join(excluded)} is excluded since an earlier failure")
-        return _queue_again(experiment, manifest, job, code=RESUMABLE)
+    _settle_earlier_start(run, job)
     while (code := _attempt(experiment, run, manifest, row, job)) is None:
         pass
     return code
@@ -114,19 +103,13 @@ def _this_job(manifest: ArrayManifest, index: int) -> Job:
     )
 
 
-def _settle_earlier_start(experiment: Experiment, run: Run, manifest: ArrayManifest, job: Job) -> int | None:
-    """Settle the attempt of an earlier start of this job: SLURM ends a job before it starts it again.
-
-    Returns:
-        The number of that start; None if no start of this job made the run's latest attempt.
-    """
+def _settle_earlier_start(run: Run, job: Job) -> None:
+    """Settle the attempt of an earlier start of this job: SLURM ends a job before it starts it again."""
     status = run.status()
     attempt = Attempt(run, status.attempt)
     before = attempt.job if status.attempt else None
     if before is None or (before.name, before.index) != (job.name, job.index):
-        return None
-    if before.restart < job.restart and record_broken_nodes(experiment, attempt, before):
-        exclude_from_waiting(experiment, cluster=manifest.cluster)
+        return
     reason = f"SLURM took its nodes away ({before.nodes}) and started the job again"
     if status.state == State.RUNNING:
         attempt.stop(reason, cause=Cause.RESTARTED)
@@ -135,7 +118,6 @@ def _settle_earlier_start(experiment: Experiment, run: Run, manifest: ArrayManif
         # Ranks vanished together with this process, which would have recorded why.
         reason = f"{reason}; {status.reason}"
         override_outcome(attempt, state=State.INTERRUPTED, cause=Cause.RESTARTED, reason=reason)
-    return before.restart
 
 
 def _refusal(run: Run, manifest: ArrayManifest, row: ManifestRow) -> str:
@@ -197,7 +179,7 @@ def _corrected(
         srun_code=srun_code,
         signalled=bool(received),
         phase=_phase(job),
-        broken=bool(broken_nodes(job.nodes)),
+        broken=broken_nodes(job.nodes),
         limit_near=limit is not None and now > limit - manifest.signal_lead - EARLY_SECONDS,
         limit_reached=limit is not None and now > limit - CLOCK_TOLERANCE,
     )
@@ -226,7 +208,7 @@ def _what_follows(
     if status.cause == Cause.REFUSED:
         return 1
     attempt = Attempt(run, status.attempt)
-    if reason := node_fault_reason(experiment, attempt, manifest, job):
+    if reason := failed_start(experiment, attempt, manifest, job):
         reason = f"{reason}; {status.reason}"
         status = override_outcome(attempt, state=State.INTERRUPTED, cause=Cause.RESTARTED, reason=reason)
         _say(f"no failure of the run: {reason}")
@@ -256,9 +238,7 @@ def _requeue(status: Status, experiment: Experiment, run: Run, manifest: ArrayMa
         state = slurm.job_state(job.id)
         ending = phase_of(state) is not JobPhase.RUNNING
         if ending and slurm.shown_number(job.id, "Restarts") > job.restart:
-            record_broken_nodes(experiment, Attempt(run, status.attempt), job)
-            exclude_from_waiting(experiment, cluster=manifest.cluster)
-            exclude_from_requeued(experiment, manifest, job)
+            exclude_from(job.id, experiment, manifest)
             _say("SLURM has queued it again")
             return code
         if ending and status.cause != Cause.TIME_LIMIT:
@@ -267,18 +247,14 @@ def _requeue(status: Status, experiment: Experiment, run: Run, manifest: ArrayMa
     except SlurmError as error:
         _say(f"not queued again ({error}): launch again to go on")
         return code
-    return _queue_again(experiment, manifest, job, code=code)
-
-
-def _queue_again(experiment: Experiment, manifest: ArrayManifest, job: Job, *, code: int) -> int:
-    """Requeue this job without the bad nodes; returns `code`, as `_requeue` does."""
-    # Before this job frees resources for them; for the job itself SLURM accepts it only after requeueing.
-    exclude_from_waiting(experiment, cluster=manifest.cluster)
+    # The waiting tasks first, before this job frees resources for them; the job itself, which SLURM accepts
+    # only then, after requeueing.
+    exclude_from(job.id.partition("_")[0], experiment, manifest)
     received_before = len(received)
     try:
         with signals_blocked():
             slurm.requeue(job.id)
-            exclude_from_requeued(experiment, manifest, job)
+            exclude_from(job.id, experiment, manifest)
     except SlurmError as error:
         # It may have worked all the same, if SLURM answered too late or the answer was lost.
         if len(received) == received_before and _phase(job) not in (JobPhase.PENDING, JobPhase.ENDING):
@@ -306,8 +282,8 @@ class JobEnd:
     """The array task itself received a signal to stop."""
     phase: JobPhase | None
     """Phase of the job; None if SLURM does not answer."""
-    broken: bool
-    """A node of the job is down or failing."""
+    broken: str
+    """Which nodes of the job are down or failing; empty if none is."""
     limit_near: bool
     """The time limit is so near that SLURM's signal is due to it."""
     limit_reached: bool
@@ -346,6 +322,8 @@ def corrected_outcome(
             # The early signal came before there were ranks to attribute it to the time limit.
             return State.INTERRUPTED, Cause.TIME_LIMIT, f"the job's time limit is reached: {status.reason}"
         return None
+    if status.state == State.FAILED and status.cause != Cause.REFUSED and end.broken:
+        return State.INTERRUPTED, Cause.RESTARTED, f"{end.broken}; {status.reason}"
     if status.state != State.FAILED or status.cause != Cause.KILLED or not unrecorded:
         return None
     if number is not None and stopped_at_start:
@@ -358,7 +336,7 @@ def corrected_outcome(
     ended = end.phase is not None and end.phase is not JobPhase.RUNNING
     if ended and end.limit_reached and not has_errors:
         return State.INTERRUPTED, Cause.TIME_LIMIT, f"the job's time limit is reached; {unrecorded}"
-    if ended and not end.broken and not has_errors:
+    if ended and not has_errors:
         return State.INTERRUPTED, Cause.STOPPED, f"SLURM was ending the job; {unrecorded}"
     return None
 

@@ -83,7 +83,7 @@ def end_of(
     *,
     near: bool = False,
     reached: bool = False,
-    broken: bool = False,
+    broken: str = "",
 ) -> JobEnd:
     return JobEnd(
         srun_code=code, signalled=False, phase=phase, broken=broken, limit_near=near, limit_reached=reached
@@ -176,8 +176,10 @@ def test_ranks_that_slurm_killed_have_not_failed(attempt: Attempt, phase: JobPha
     better = corrected_outcome(status, attempt, ranks=2, end=end_of(137, phase))
     assert better is not None
     assert better[:2] == (State.INTERRUPTED, Cause.STOPPED)
-    # A node that broke is another matter, and looked at later.
-    assert corrected_outcome(status, attempt, ranks=2, end=end_of(137, phase, broken=True)) is None
+    broken = end_of(137, phase, broken="node n1 is down*")
+    better = corrected_outcome(status, attempt, ranks=2, end=broken)
+    assert better is not None
+    assert (better[1], better[2].partition(";")[0]) == (Cause.RESTARTED, "node n1 is down*")
 
 
 def test_an_error_of_a_rank_stays_one(attempt: Attempt) -> None:

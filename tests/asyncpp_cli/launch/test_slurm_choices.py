@@ -204,7 +204,7 @@ def test_no_habit_of_the_user_reaches_a_command_of_slurm(
     slurm.cancel(["7"])
     submission_check(find_site("testcluster"))  # sbatch
     slurm.configuration()  # scontrol
-    assert bad_nodes.broken_nodes("n1") == {}
+    assert bad_nodes.broken_nodes("n1") == ""
     with pytest.raises(slurm.SlurmError, match="squeue: cannot read"):
         slurm.queued_jobs(["a"])
     site = find_site("testcluster")
@@ -314,55 +314,10 @@ def test_a_command_that_cannot_be_run_leaves_the_queue_unknown(
     assert refused.reason == "srun cannot be run on n1: No such file or directory"
 
 
-FAULTS = [
-    "RuntimeError: CUDA error: uncorrectable ECC error encountered",
-    "RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.",
-    "CUDA initialization: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
-    "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
-    "RuntimeError: No CUDA GPUs are available; no CUDA-capable device is detected",
-    "RuntimeError: site.device is cuda, but torch finds no GPU here; accepted: auto, cpu",
-    "Failed to initialize NVML: Driver/library version mismatch",
-    "Unable to determine the device handle for GPU 0000:C1:00.0: GPU is lost. Reboot the system to recover",
-]
-RUNS_OWN = [
-    "RuntimeError: CUDA error: device-side assert triggered",
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
-    "RuntimeError: CUDA error: an illegal memory access was encountered",
-    "ValueError: loss is not finite",
-    "ConnectionError: rank 1 is gone",
-    "RuntimeError: site.device is cuda, but this torch is built without CUDA; accepted: auto, cpu",
-]
-
-
 @pytest.fixture
 def experiment(tmp_path: Path) -> Experiment:
     (tmp_path / "runs" / "a").mkdir(parents=True)
     return Experiment(folder=tmp_path, name="e", template="", cells=())
-
-
-def failed(run: Run, message: str, *, in_log: bool) -> Attempt:
-    attempt = claimed(run, processes=2, replay=False, steps=5)
-    for rank in (0, 1):
-        attempt.record_start(rank, this_process(), node=f"n{rank + 1}")
-    if in_log:
-        run.log_file(attempt=attempt.number, rank=1).write_text(f"{message}\nterminate called\n")
-    else:
-        attempt.record_error(1, RuntimeError(message))
-    end_rank(attempt, 1, code=1, signal_number=None, stopped=False)
-    end_rank(attempt, 0, code=1, signal_number=None, stopped=True)
-    return attempt
-
-
-@pytest.mark.parametrize("in_log", [False, True])
-@pytest.mark.parametrize("message", [*FAULTS, *RUNS_OWN])
-def test_an_error_of_gpu_or_driver_is_the_nodes(experiment: Experiment, message: str, in_log: bool) -> None:
-    fault = bad_nodes.node_fault(failed(Run(experiment.folder / "runs" / "a"), message, in_log=in_log))
-    if message in RUNS_OWN:
-        assert fault is None
-    else:
-        assert fault is not None
-        node, reason = fault
-        assert (node, message in reason) == ("n2", True)
 
 
 @pytest.mark.parametrize(("gpus", "device"), [(4, "cuda"), (0, None)])
@@ -376,7 +331,7 @@ def test_a_job_that_was_given_gpus_does_not_train_on_cpus_where_they_fail(
 
 def bad(*names: str) -> list[bad_nodes.BadNode]:
     return [
-        bad_nodes.BadNode(node=name, cluster="c", reason="ECC", run="a", attempt=1, time=float(number))
+        bad_nodes.BadNode(node=name, cluster="c", attempts=("a", "b"), time=float(number))
         for number, name in enumerate(names)
     ]
 
@@ -390,7 +345,6 @@ def bad(*names: str) -> list[bad_nodes.BadNode]:
         ("n3", 4, 4, []),  # the job takes them all
         ("n3", 1, 1, []),
         ("gone n3", 4, 1, ["n3"]),  # SLURM would refuse a job for the name
-        ("n1 n2 n3 n4 n5 n6 n7 n8 n9", 1000, 1, [f"n{number}" for number in range(1, 9)]),
     ],
 )
 def test_how_many_nodes_are_left_out(failing: str, size: int, needed: int, out: list[str]) -> None:
@@ -398,14 +352,38 @@ def test_how_many_nodes_are_left_out(failing: str, size: int, needed: int, out: 
     assert bad_nodes.excludable(bad(*failing.split()), nodes, needed=needed) == out
 
 
-def test_a_note_says_why_and_how_to_lift_it_and_ends_after_a_day(experiment: Experiment) -> None:
+def failed(run: Run, *, trained: bool = False) -> Attempt:
+    """An attempt whose rank 1, on n2, failed by itself."""
+    attempt = claimed(run, processes=2, replay=False, steps=5)
+    for rank in (0, 1):
+        attempt.record_start(rank, this_process(), node=f"n{rank + 1}")
+    if trained:
+        run.metrics_file.write_text(
+            json.dumps({"kind": "start", "attempt": attempt.number, "step": 0}) + "\n"
+        )
+    end_rank(attempt, 1, code=1, signal_number=None, stopped=False)
+    end_rank(attempt, 0, code=1, signal_number=None, stopped=True)
+    return attempt
+
+
+def test_a_node_on_which_two_attempts_did_not_begin_to_train_is_excluded_for_a_day(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Run(experiment.folder / "runs" / "a")
-    for reason in ("rank 1: ECC", "said later"):
-        bad_nodes.record_bad_node(experiment, run, node="n3", cluster="c", reason=reason, attempt=1)
+    nodes = [(f"n{number}", "main*") for number in range(1, 5)]
+    monkeypatch.setattr(bad_nodes, "rows", lambda *_, **__: nodes)
+
+    def told(*, trained: bool = False) -> str:
+        return bad_nodes.failed_start(experiment, failed(run, trained=trained), TABLE, JOB)
+
+    assert (told(trained=True), told()) == ("", "")
+    assert bad_nodes.exclusion_notes(experiment) == []
+    assert told() == "2 attempts did not begin to train on n2: excluded from now on"
+    # It failed again although it was to be left out: that is the run's own failure.
+    assert told() == ""
     (remark,) = bad_nodes.exclusion_notes(experiment)
-    file = experiment.folder / "bad-nodes" / "n3.json"
-    assert remark.startswith("Node n3 is excluded from new attempts until ")
-    assert "rank 1: ECC (a, attempt 1)" in remark
+    file = experiment.folder / "bad-nodes" / "n2.json"
+    assert "train there: a, attempt 2; a, attempt 3; a, attempt 4." in remark
     assert remark.endswith(f"rm {file}")
     assert bad_nodes.recent_bad_nodes(experiment, cluster="another") == []
     edit(file, time=time.time() - 24 * 3600 - 1)
@@ -415,5 +393,4 @@ def test_a_note_says_why_and_how_to_lift_it_and_ends_after_a_day(experiment: Exp
     file.unlink()
     file.parent.rmdir()
     file.parent.write_text("in the way, as a full disk would be")
-    bad_nodes.record_bad_node(experiment, run, node="n3", cluster="c", reason="rank 1: ECC", attempt=1)
-    assert bad_nodes.exclusion_notes(experiment) == []
+    assert told() == ""
