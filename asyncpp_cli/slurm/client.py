@@ -259,12 +259,12 @@ def accounted_jobs(names: Collection[str], *, since: float) -> dict[tuple[str, i
 
 
 def _indices(text: str) -> list[int]:
-    """Array indices in sacct's notation: `3`, or `[0,2-4%2]` for tasks that never started."""
+    """Array indices in sacct's notation: `3`, or `[0,2-4,6-10:2%2]` for tasks that never started."""
     indices: list[int] = []
     for part in text.strip("[]").partition("%")[0].split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit():
-            indices += range(int(first), int(last or first) + 1)
+        if match := re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part):
+            first, last, step = match.groups()
+            indices += range(int(first), int(last or first) + 1, int(step or 1))
     return indices
 
 

@@ -248,6 +248,15 @@ def test_names_and_ids_of_thousands_of_arrays_fit_into_the_arguments_of_commands
     assert slurm.grouped(["12_4", "9", "12_0", "12_5", "12_3", "8_3"]) == ["12_[0,3-5]", "8_3", "9"]
 
 
+def test_tasks_that_started_and_those_that_never_did_are_told_apart(commands: Path) -> None:
+    lines = ["7_0|FAILED|1:0|9|n1|a", "7_[0-1%1]|CANCELLED by 0|0:0|0||a", "8_[1-9:4,20]|CANCELLED|0:0|0||b"]
+    script(commands / "sacct", *(f"echo '{line}'" for line in lines))
+    told = slurm.accounted_jobs(["a", "b"], since=0)
+    cancelled = [("a", 1), ("b", 1), ("b", 5), ("b", 9), ("b", 20)]
+    states = {("a", 0): "FAILED"} | dict.fromkeys(cancelled, "CANCELLED")
+    assert {key: job.state for key, job in told.items()} == states
+
+
 def test_slurm_is_asked_for_what_may_be_queued_alone(commands: Path) -> None:
     made = ExperimentFolder(commands / "experiment")
     for seed in range(4):
