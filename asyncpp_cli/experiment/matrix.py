@@ -134,6 +134,7 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
 
     checked: dict[str, list[str]] = {}
     seen: dict[str, Any] = {}
+    initialized: set[str] = set()
 
     def reasons(config: RunConfig) -> list[str]:
         try:
@@ -142,8 +143,10 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
                 if config.model.factory is not None:
                     raise InitError("is for the built-in decoder; model.factory builds another model")
                 # Not a check of the run: one that resumes from a checkpoint does not need them.
-                check_init(config.model)
-                check_values(config.model)
+                if (model := repr(config.model)) not in initialized:
+                    check_init(config.model)
+                    check_values(config.model)
+                    initialized.add(model)
         except ConfigError as error:
             return [f"{error.key}: {problem}" for problem in error.message.splitlines()]
         except InitError as error:

@@ -240,17 +240,27 @@ class _Weight(NamedTuple):
 
 def _weights(path: Path) -> dict[str, _Weight]:
     """What the files hold, by name."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     weights: dict[str, _Weight] = {}
     for file in _files(path):
         try:
-            with safe_open(file, framework="np") as opened:
-                for name in opened.keys():  # noqa: SIM118
-                    part = opened.get_slice(name)
-                    weights[name] = _Weight(file, tuple(part.get_shape()), part.get_dtype())
+            stat = file.stat()
+            weights |= _weights_in(file, stat.st_size, stat.st_mtime_ns)
         except (OSError, SafetensorError) as error:
             raise InitError(f"{file} is not safetensors ({error})") from error
+    return weights
+
+
+@lru_cache(maxsize=1024)  # as `_digest`; a file may have names by the hundred thousand
+def _weights_in(file: Path, _size: int, _modified: int) -> dict[str, _Weight]:
+    from safetensors import safe_open
+
+    weights = {}
+    with safe_open(file, framework="np") as opened:
+        for name in opened.keys():  # noqa: SIM118
+            part = opened.get_slice(name)
+            weights[name] = _Weight(file, tuple(part.get_shape()), part.get_dtype())
     return weights
 
 
