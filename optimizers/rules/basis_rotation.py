@@ -32,7 +32,7 @@ from torch import Tensor
 from optimizers.rules.base import Group, ListOptimizer, State, as_batch, buffers, by_shape, count_step, decay
 from optimizers.rules.eigenbasis import (
     Basis,
-    complete_,
+    complete,
     eigenbasis,
     in_range,
     orthonormal,
@@ -134,7 +134,7 @@ def _refresh_from_first_moment(states: list[State], rotated: tuple[str, ...], mo
         u, values, vh = torch.linalg.svd(momenta, full_matrices=True)
         for side, basis in (("left", u), ("right", vh.mT)):
             if side in rotated:
-                store(states, f"{side}_basis", complete_(basis, in_range(values)))
+                store(states, f"{side}_basis", complete(basis, in_range(values)))
         return
     if left is not None:
         images = momenta.mT @ left if right is None else right

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from optimizers.rules.base import State, as_batch
@@ -32,9 +33,9 @@ def rotate_back(matrices: Tensor, left: Basis, right: Basis) -> Tensor:
 
 def eigenbasis(symmetric: Tensor) -> Tensor:
     """Eigenvectors of each positive semi-definite matrix of (count, n, n), as columns by descending
-    eigenvalue; those of the null space by rule (`complete_`)."""
+    eigenvalue; those of the null space by rule (`complete`)."""
     values, vectors = torch.linalg.eigh(symmetric)
-    return complete_(vectors.flip(-1), in_range(values.flip(-1)))
+    return complete(vectors.flip(-1), in_range(values.flip(-1)))
 
 
 def in_range(values: Tensor) -> Tensor:
@@ -48,8 +49,8 @@ def in_range(values: Tensor) -> Tensor:
     return reached
 
 
-def complete_(bases: Tensor, kept: Tensor) -> Tensor:
-    """Overwrite the columns that a decomposition fills from rounding with a basis that follows a rule.
+def complete(bases: Tensor, kept: Tensor) -> Tensor:
+    """Replace the columns that a decomposition fills from rounding by those of a basis that follows a rule.
 
     Of all bases of a subspace it takes the one in which diag(1, ..., n), restricted to it, is diagonal: a
     function of the subspace alone, up to signs, which the methods here do not depend on. A coordinate
@@ -57,15 +58,16 @@ def complete_(bases: Tensor, kept: Tensor) -> Tensor:
 
     Args:
         bases: of shape (count, n, n).
-        kept: (count, up to n): which first columns of each are kept.
+        kept: (count, up to n): which columns of each are kept, the first ones.
     """
     size = bases.shape[-1]
-    weights = torch.arange(1, size + 1, dtype=bases.dtype, device=bases.device)[:, None]
-    for basis, rank in zip(bases, kept.sum(-1).tolist(), strict=True):
-        if rank < size:
-            rest = basis[:, rank:].clone()
-            basis[:, rank:] = rest @ torch.linalg.eigh(rest.mT @ (weights * rest)).eigenvectors
-    return bases
+    kept = F.pad(kept, (0, size - kept.shape[-1])).unsqueeze(-2)
+    numbers = torch.arange(1, size + 1, dtype=bases.dtype, device=bases.device)
+    rest = bases.masked_fill(kept, 0)
+    restricted = torch.bmm(rest.mT, numbers[:, None] * rest)
+    # Eigenvalues of the kept ones are negative, so that these come first: no rank is read by the host.
+    restricted.diagonal(dim1=-2, dim2=-1).sub_(kept.squeeze(-2) * (size + 1 - numbers))
+    return torch.bmm(rest, torch.linalg.eigh(restricted).eigenvectors).where(~kept, bases)
 
 
 def refresh(symmetric: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
