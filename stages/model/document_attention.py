@@ -128,9 +128,10 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
     *tensors, ctx.scale = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # the sums have none: no zeros are made for them
 
 
-def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
     query, key, value, ends, bounds, out, sums = ctx.saved_tensors
     gradients = document_attention_gradients(gradient, query, key, value, out, sums, ends, bounds, ctx.scale)
     return *gradients, None, None, None

@@ -87,7 +87,7 @@ class _Channels(torch.autograd.Function):
         ctx: Any, deferred: DeferredGradients | None, x: Tensor, *weights: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.deferred, ctx.parameters = deferred, weights
-        nothing = x.new_zeros(1)
+        nothing = x.new_empty(1)
         return tuple(
             nothing.expand(*x.shape[:-1], features) for weight in weights for features in weight.shape
         )

@@ -158,8 +158,20 @@ class _Aliases(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *parameters: Tensor) -> tuple[Tensor, ...]:
+        # Else autograd makes zeros, in float32 too, and adds them, for each matrix that is handed out.
+        ctx.set_materialize_grads(False)
+        ctx.parameters = parameters
         return tuple(parameter.detach() for parameter in parameters)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        return gradients
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(map(_left_to_autograd, ctx.parameters, gradients))
+
+
+def _left_to_autograd(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """The gradient where its type is that of the sum; else it is added here, without a copy in that type."""
+    if gradient is None or not is_added_in_backward(parameter):
+        return gradient
+    assert parameter.grad is not None
+    parameter.grad.add_(gradient)
+    return None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,17 +12,22 @@ from typing import Any
 import pytest
 import torch
 from support.built_ranks import ranks_of
+from support.single_process import batches
 from support.small_runs import Rows, small_config, with_documents, with_experts
 from support.torch_versions import FAILS_COMPILED_IN_FLOAT64, compiles_float64
+from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from schedules import FAMILY
 from stages.config.run_config import ModelConfig, RunConfig
+from stages.model.block import runner
 from stages.model.block.compiler import compile_refusal, compiles_here, is_compiled, missing_for_compile
 from stages.model.block.runner import block_runner
 from stages.model.decoder import initialise, make_block, rotary_table
 from stages.model.gradients.split_backward import DeferredGradients, deferring
+from stages.pipeline.stage_pass import run_stage
 from stages.trainer import replay
 from stages.validation import check
 
@@ -212,3 +220,118 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     missing = missing_for_compile(device="cpu")
     assert missing is not None
     assert "TORCHINDUCTOR_CACHE_DIR" in missing
+
+
+class OfMatrices(TorchDispatchMode):
+    """Counts, by kind, what operators make or write in the shape of a matrix, its transpose or a stack, and
+    zeros of any shape, the loss's own gradient apart."""
+
+    VIEWS = ("aten.t.", "view", "detach", "transpose", "unbind", "select", "alias", "slice", "as_strided")
+    PRODUCTS = ("aten.mm.", "aten.addmm", "stack_gradient")
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        shapes = {tuple(parameter.shape) for parameter in module.parameters() if parameter.ndim > 1}
+        shapes |= {shape[1:] for shape in shapes if len(shape) == 3}
+        self.shapes = shapes | {shape[::-1] for shape in shapes if len(shape) == 2}
+        self.made: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = str(func)
+        if (
+            isinstance(out, Tensor)
+            and out.is_floating_point()
+            and not any(view in name for view in self.VIEWS)
+        ):
+            if tuple(out.shape) in self.shapes:
+                product = any(product in name for product in self.PRODUCTS)
+                self.made["product" if product else name.split(".")[1]] += 1
+            elif "zero" in name or "fill" in name:
+                self.made[name] += 1
+        return out
+
+
+def budget(kind: str, *, recompute: str, compiled: bool) -> dict[str, int]:
+    """What the backward of a block in bfloat16 makes in the shape of a matrix, its weight half included.
+
+    A matrix: its product, which adds. The router's, in float32: its product, which is added, and where it is
+    not compiled its weights, widened, in each run of the forward too. A stack: a product that is added to the
+    sum as it is, in one kernel; on a CPU that does not compile, a product that adds for each expert.
+    """
+    if kind != "mixture":
+        return {"product": 7}
+    if compiled:
+        return {"product": 7 + 1 + 3, "add_": 1 + 3}
+    widened = 2 if recompute == "full" else 1
+    of_choice = {"aten.new_zeros.default": 1}  # of the scores, `(tokens, experts)`
+    return {"product": 7 + 1 + 3 * 6, "add_": 1, "_to_copy": widened} | of_choice
+
+
+@pytest.mark.parametrize(
+    ("kind", "compiled"),
+    [
+        ("dense", False),
+        ("documents", False),
+        ("mixture", False),
+        pytest.param("dense", True, marks=pytest.mark.slow),
+        pytest.param("mixture", True, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("split", [False, True])
+def test_a_backward_makes_nothing_as_large_as_a_matrix_but_its_product(
+    kind: str, split: bool, recompute: str, compiled: bool, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """11 % of a 7b stage's time on a GPU were zeros of that size, which were made, widened and added."""
+    if compiled:
+        compile_block = runner._compile
+
+        def outside(*given: Any, **kind: bool) -> Any:
+            """The compiler does not run under a dispatch mode; recomputation calls it in a backward."""
+            function = compile_block(*given, **kind)
+
+            def call(*given: Any) -> Any:
+                with _disable_current_modes():
+                    return function(*given)
+
+            return call
+
+        monkeypatch.setattr(runner, "_compile", outside)
+    config = small_config(
+        "zero-bubble" if split else "2bw",
+        text=text,
+        stages=3,
+        layers=3,
+        precision="bfloat16",
+        recompute=recompute,
+        compile=compiled,
+    )
+    if kind == "mixture":
+        config = with_experts(config, shared_experts=1)
+    state = ranks_of(config)[1].stages[1]
+    replica, documents = state.weights.newest(), None
+    if kind == "documents":
+        config = with_documents(config)
+        documents = batches(config).documents(0)
+    # Neither the tokens nor the rows of the experts are as many as a matrix has rows or columns.
+    shape = (3, 12, 16) if documents else (1, 7, 16)
+    given, gradient = torch.randn(2, *shape).bfloat16()
+    for counting in (False, True):  # the first backward is compiled
+        _, done = run_stage(
+            replica.module,
+            given,
+            targets=None,
+            loss_share=1,
+            split=split,
+            documents=documents,
+            routing=replica.routing(),
+        )
+        with OfMatrices(replica.module) if counting else nullcontext() as counted:
+            done.backward(gradient)
+            if split:
+                done.weight_half()
+    assert counted is not None
+    assert counted.made == budget(kind, recompute=recompute, compiled=compiled)
