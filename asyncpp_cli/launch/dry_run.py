@@ -140,7 +140,7 @@ def _show_jobs(experiment: Experiment, cells: list[_DryRunCell], *, replay: bool
         for cell in cells
     ]
     columns = ["run", "ranks", "processes", "threads each", "command of each process"]
-    fit = Fit(share=columns[1:4], below=["command of each process"])
+    fit = Fit(share=columns[1:4], fold=["command of each process"])
     show_table(columns, rows, title=f"{experiment.name}: {len(rows)} cells, all valid", fit=fit)
 
 
@@ -149,7 +149,7 @@ def _show_outcomes(experiment: Experiment, cells: list[_DryRunCell], outcomes: d
     rows = [[twin, str(counts[twin]), reason or "ok"] for twin, reason in outcomes.items()]
     failed = sum(counts[twin] for twin, reason in outcomes.items() if reason)
     title = f"{experiment.name}: dry run, {len(cells) - failed} of {len(cells)} cells ok"
-    show_table(["twin", "cells", "outcome"], rows, title=title, fit=Fit(below=["outcome"]))
+    show_table(["twin", "cells", "outcome"], rows, title=title, fit=Fit(fold=["outcome"]))
 
 
 def _checked_cell(run: Run, seen: dict[str, Any]) -> _DryRunCell:

@@ -1,9 +1,9 @@
-"""Nodes on which attempts end before they begin to train; later jobs leave them out.
+"""Nodes on which runs fail before they begin to train; later jobs leave them out.
 
-    EXPERIMENT/bad-nodes/NODE.json   which attempts, and when
+    EXPERIMENT/bad-nodes/NODE.json   which runs, and when
 
-A node with two such attempts, of whatever runs, is excluded for a day, and its second one does not use up a
-retry. The number of excluded nodes is limited: an error of the runs' own would move from node to node.
+A node with two such runs is excluded for a day, and the second one does not use up a retry for it. The number
+of excluded nodes is limited: an error of the runs' own would move from node to node.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 EXCLUSION_SECONDS = 24 * 3600.0
 """Time for which a bad node is excluded; it may be repaired by then."""
-_ATTEMPTS = 2
-"""Attempts that did not begin to train on a node that is excluded."""
+_RUNS = 2
+"""Runs that did not begin to train on a node that is excluded."""
 _NODES_PER_EXCLUDED = 4
 """At most one node in this many is excluded, but always one."""
 
@@ -42,8 +42,8 @@ class BadNode(FileRecord, frozen=True, kw_only=True):
     node: str
     """SLURM's name."""
     cluster: str
-    attempts: tuple[str, ...]
-    """Those that did not begin to train there."""
+    runs: tuple[str, ...]
+    """Ids of those that did not begin to train there."""
     time: float
     """Of the last of them, seconds since 1970."""
 
@@ -63,15 +63,15 @@ def failed_start(experiment: Experiment, attempt: Attempt, manifest: ArrayManife
     nodes = {start.node for start in failed if start is not None and start.node}
     for node in nodes or ({job.nodes} if manifest.shape.nodes == 1 else set()):
         known = _of_node(experiment, node, cluster=job.cluster)
-        attempts = (*(known.attempts if known else ()), f"{attempt.run.id}, attempt {attempt.number}")
-        bad = BadNode(node=node, cluster=job.cluster, attempts=attempts, time=time.time())
+        runs = dict.fromkeys((*(known.runs if known else ()), attempt.run.id))
+        bad = BadNode(node=node, cluster=job.cluster, runs=tuple(runs), time=time.time())
         # If it cannot be recorded (full disk), the failure counts as the run's.
         with suppress(OSError):
             _folder(experiment).mkdir(exist_ok=True)
             write_record(_file(experiment, node), bad)
     new = set(excluded_here(experiment, manifest).split(",")) - set(before.split(","))
     named = ", ".join(sorted(new))
-    return f"{_ATTEMPTS} attempts did not begin to train on {named}: excluded from now on" if new else ""
+    return f"{_RUNS} runs did not begin to train on {named}: excluded from now on" if new else ""
 
 
 def _of_node(experiment: Experiment, node: str, *, cluster: str) -> BadNode | None:
@@ -95,7 +95,7 @@ def recent_bad_nodes(experiment: Experiment, *, cluster: str | None = None) -> l
         with suppress(OSError, DamagedError):
             bad = read_record(file, BadNode)
             recent = time.time() - bad.time < EXCLUSION_SECONDS and cluster in (None, bad.cluster)
-            found += [bad] if recent and len(bad.attempts) >= _ATTEMPTS else []
+            found += [bad] if recent and len(bad.runs) >= _RUNS else []
     return sorted(found, key=lambda bad: (bad.time, bad.node))
 
 
@@ -118,7 +118,7 @@ def exclusion_notes(experiment: Experiment) -> list[str]:
     return [
         f"Node {bad.node} is excluded from new attempts until "
         f"{time.strftime('%F %H:%M', time.localtime(bad.time + EXCLUSION_SECONDS))}: these did not begin to "
-        f"train there: {'; '.join(bad.attempts)}. To use it sooner: rm {_file(experiment, bad.node)}"
+        f"train there: {', '.join(bad.runs)}. To use it sooner: rm {_file(experiment, bad.node)}"
         for bad in recent_bad_nodes(experiment)
     ]
 

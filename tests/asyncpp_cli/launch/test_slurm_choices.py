@@ -340,7 +340,7 @@ def test_a_job_that_was_given_gpus_does_not_train_on_cpus_where_they_fail(
 
 def bad(*names: str) -> list[bad_nodes.BadNode]:
     return [
-        bad_nodes.BadNode(node=name, cluster="c", attempts=("a", "b"), time=float(number))
+        bad_nodes.BadNode(node=name, cluster="c", runs=("a", "b"), time=float(number))
         for number, name in enumerate(names)
     ]
 
@@ -375,24 +375,26 @@ def failed(run: Run, *, trained: bool = False) -> Attempt:
     return attempt
 
 
-def test_a_node_on_which_two_attempts_did_not_begin_to_train_is_excluded_for_a_day(
+def test_a_node_on_which_two_runs_did_not_begin_to_train_is_excluded_for_a_day(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(experiment.folder / "runs" / "a")
+    run, other = (Run(experiment.folder / "runs" / name) for name in ("a", "b"))
+    other.folder.mkdir()
     nodes = [(f"n{number}", "main*") for number in range(1, 5)]
     monkeypatch.setattr(bad_nodes, "rows", lambda *_, **__: nodes)
 
-    def told(*, trained: bool = False) -> str:
-        return bad_nodes.failed_start(experiment, failed(run, trained=trained), TABLE, JOB)
+    def told(of: Run, *, trained: bool = False) -> str:
+        return bad_nodes.failed_start(experiment, failed(of, trained=trained), TABLE, JOB)
 
-    assert (told(trained=True), told()) == ("", "")
+    assert (told(run, trained=True), told(other, trained=True)) == ("", "")
+    assert (told(run), told(run)) == ("", "")
     assert bad_nodes.exclusion_notes(experiment) == []
-    assert told() == "2 attempts did not begin to train on n2: excluded from now on"
+    assert told(other) == "2 runs did not begin to train on n2: excluded from now on"
     # It failed again although it was to be left out: that is the run's own failure.
-    assert told() == ""
+    assert told(other) == ""
     (remark,) = bad_nodes.exclusion_notes(experiment)
     file = experiment.folder / "bad-nodes" / "n2.json"
-    assert "train there: a, attempt 2; a, attempt 3; a, attempt 4." in remark
+    assert "train there: a, b." in remark
     assert remark.endswith(f"rm {file}")
     assert bad_nodes.recent_bad_nodes(experiment, cluster="another") == []
     edit(file, time=time.time() - 24 * 3600 - 1)
@@ -402,4 +404,4 @@ def test_a_node_on_which_two_attempts_did_not_begin_to_train_is_excluded_for_a_d
     file.unlink()
     file.parent.rmdir()
     file.parent.write_text("in the way, as a full disk would be")
-    assert told() == ""
+    assert (told(run), told(other)) == ("", "")
