@@ -1,26 +1,27 @@
-"""Tables as text, for commands and reports, fitted to the terminal.
+"""Tables as text, for commands and reports: rich lays them out, with the columns that fit into the terminal.
 
-A table that is too wide gives way in this order, until it fits: columns are moved below the table where all
-rows have the same text, or hidden, by their order; prose is folded between words, or printed below its row;
-the first column is folded after punctuation; the remaining columns are hidden from the right. Nothing is cut
-inside a number or a word, and what was hidden is named below the table.
+A table that is too wide gives up columns until it fits: those with the same text in all rows are moved below
+the table, others hidden, by their order; the first is folded, and further ones are hidden from the right.
+What was moved or hidden is named below. Prose is folded between words.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import rich.table
+from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
+from rich.console import Console
 from rich.text import Text
 
 _FOLDED = 24
 """Characters of a line that a folded column keeps at least, if it has that many."""
-_INDENT = "    "
 _NUMBER = re.compile(r"[-+]?[\d,.]*\d(e[-+]?\d+)?( ?%)?( ± [\d,.]+| to [\d,.]+)?|-")
-_ENDS_OF_PARTS = re.compile(r"(?<=[-/,=_:.])(?![-/,=_:.\d])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +44,6 @@ class Heading:
     """Place in the same order: hidden."""
     fold: bool = False
     """Prose, which may be folded between words."""
-    below: bool = False
-    """A note, which may be printed below its row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +73,7 @@ class Table:
 
     def width(self, *, gap: int = 1) -> int:
         """Fewest characters of a line, with `gap` blanks between the columns."""
-        widths = [self._least(place) for place, heading in enumerate(self.headings) if not heading.below]
-        return sum(widths) + gap * (len(widths) - 1)
+        return sum(map(self._least, range(len(self.headings)))) + gap * (len(self.headings) - 1)
 
     def fitted(self, width: int | None, *, essential: bool = True) -> Table:
         """The table with as many columns as fit into lines of `width` characters.
@@ -84,22 +82,16 @@ class Table:
             width: characters of a line; None: any number.
             essential: whether columns without an order may give way, too.
         """
-        table = self
-        for narrower, heading in self._steps(essential=essential):
-            if width is None or table.width() <= width:
-                break
-            table = narrower(table, heading)
+        table = self._narrowed(width, self._giving_way())
+        if essential and width is not None and table.width() > width:
+            first, *later = table.headings
+            table = replace(table, headings=[replace(first, fold=True), *later])
+            table = table._narrowed(width, [heading for heading in reversed(later) if not heading.fold])
         titles = [one_line(heading.title) for heading in self.headings]
         hidden = [*self.hidden, *(title for title in titles if title in table.hidden)]
         return replace(table, hidden=hidden)
 
-    def text(
-        self,
-        width: int | None,
-        *,
-        rule: bool = True,
-        styles: Mapping[str, str] | None = None,
-    ) -> Text:
+    def text(self, width: int | None, *, rule: bool = True, styles: Mapping[str, str] | None = None) -> Text:
         """The table's lines, the remarks below them.
 
         Args:
@@ -107,43 +99,54 @@ class Table:
             rule: whether a line is drawn below the headings.
             styles: of the texts in the column `status`, by the row's state.
         """
-        headings = list(self.headings)
-        if width is None:
-            headings = [replace(heading, title=one_line(heading.title)) for heading in headings]
-        if width is None or self._natural_width() <= width:
-            headings = [replace(heading, below=False) for heading in headings]
         gap = 2 if width is None or self.width(gap=2) <= width else 1
-        table = replace(self, headings=headings)
-        inside = [place for place, heading in enumerate(headings) if not heading.below]
-        widths = table._widths(inside, gap, width)
-        lines = table._title_lines(inside, widths, gap)
-        if rule:
-            lines.append(Text("─" * (sum(widths) + gap * (len(widths) - 1))))
+        box = SIMPLE_HEAD if rule else None  # it has a blank between columns
+        table = rich.table.Table(
+            box=box, show_edge=False, pad_edge=False, padding=(0, gap - rule, 0, 0), header_style="bold"
+        )
+        titles = [self._title(place, whole=width is None) for place in range(len(self.headings))]
+        widths = self._widths(width, gap)
+        tallest = max((title.count("\n") for title in titles), default=0)
+        for place, heading in enumerate(self.headings):
+            table.add_column(
+                Text("\n" * (tallest - titles[place].count("\n")) + titles[place]),
+                justify="right" if heading.right else "left",
+                no_wrap=not heading.fold or width is None,
+                overflow="fold",
+                width=widths[place],
+            )
         for number, row in enumerate(self.rows):
             style = (styles or {}).get(self.states[number], "") if self.states else ""
-            lines += table._row_lines(row, inside, widths, gap, width, style)
-        lines += [Text(line) for remark in self.remarks for line in wrapped(remark, width)]
-        return Text("\n").join(lines)
+            named = zip(row, self.headings, strict=True)
+            table.add_row(*(Text(text, style if heading.key == "status" else "") for text, heading in named))
+        lines = Console(width=width or 10**6).render_lines(table, pad=False) if self.headings else []
+        drawn = [Text.assemble(*((part.text, part.style or "") for part in line)) for line in lines]
+        for line in drawn:
+            line.rstrip()
+        return Text("\n").join(
+            [*drawn, *(Text(line) for remark in self.remarks for line in wrapped(remark, width))]
+        )
 
-    def _steps(self, *, essential: bool) -> Iterator[tuple[Callable[[Table, Heading], Table], Heading]]:
-        """In which order which columns give way, and how."""
-        later = self.headings[1:]
-        yield from ((Table._without, heading) for heading in later if not any(self._texts(heading)))
-        steps = [(heading.share_order, heading, True) for heading in self.headings]
-        steps += [(heading.hide_order, heading, False) for heading in self.headings]
-        for _, place in sorted(
-            (order, place) for place, (order, *_) in enumerate(steps) if order is not None
+    def _narrowed(self, width: int | None, order: Iterable[Heading]) -> Table:
+        """The table without as many of these columns as are too many."""
+        table = self
+        for heading in order:
+            if width is None or table.width() <= width:
+                break
+            table = table._without(heading)
+        return table
+
+    def _giving_way(self) -> Iterator[Heading]:
+        """Columns in the order in which they give way; others do so last, from the right."""
+        yield from (heading for heading in self.headings[1:] if not any(self._texts(heading)))
+        orders = [(heading.share_order, place, True) for place, heading in enumerate(self.headings)]
+        orders += [(heading.hide_order, place, False) for place, heading in enumerate(self.headings)]
+        for _, place, only_if_same in sorted(
+            ((order, place, same) for order, place, same in orders if order is not None),
+            key=lambda entry: (entry[0], not entry[2], entry[1]),
         ):
-            _, heading, only_if_same = steps[place]
-            if not only_if_same or len(set(self._texts(heading))) == 1:
-                yield Table._hiding, heading
-        if not essential:
-            return
-        yield from ((Table._with_note, heading) for heading in reversed(later) if heading.fold)
-        yield Table._folding, self.headings[0]
-        for heading in reversed(later):
-            if not heading.fold and not heading.below:
-                yield Table._hiding, heading
+            if not only_if_same or len(set(self._texts(self.headings[place]))) == 1:
+                yield self.headings[place]
 
     def _texts(self, heading: Heading) -> list[str]:
         place = self._place(heading)
@@ -152,110 +155,51 @@ class Table:
     def _place(self, heading: Heading) -> int:
         return next(place for place, each in enumerate(self.headings) if each is heading)
 
-    def _hiding(self, heading: Heading) -> Table:
-        """Without a column, which the remarks name: with its text, if that is the same in all rows."""
+    def _without(self, heading: Heading) -> Table:
+        """Without a column; the remarks name one that has texts: with its text, if that is the same in all
+        rows."""
         if not any(each is heading for each in self.headings):
             return self
-        title, texts = one_line(heading.title), set(self._texts(heading))
-        if len(texts) == 1:
-            return replace(self._without(heading), same=[*self.same, f"{title} {texts.pop()}"])
-        return replace(self._without(heading), hidden=[*self.hidden, title])
-
-    def _without(self, heading: Heading) -> Table:
-        place = self._place(heading)
+        place, title, texts = self._place(heading), one_line(heading.title), set(self._texts(heading))
         rows = [[*row[:place], *row[place + 1 :]] for row in self.rows]
-        return replace(self, headings=[each for each in self.headings if each is not heading], rows=rows)
+        table = replace(self, headings=[each for each in self.headings if each is not heading], rows=rows)
+        if texts == {""}:
+            return table
+        if len(texts) == 1:
+            return replace(table, same=[*self.same, f"{title} {texts.pop()}"])
+        return replace(table, hidden=[*self.hidden, title])
 
-    def _with_note(self, heading: Heading) -> Table:
-        return self._with(heading, replace(heading, fold=False, below=True))
+    def _title(self, place: int, *, whole: bool) -> str:
+        """A heading's title in the lines that its column has room for."""
+        heading = self.headings[place]
+        if whole:
+            return one_line(heading.title)
+        lines = textwrap.wrap(heading.title, self._natural(place), break_long_words=False)
+        return "\n".join(lines) if heading.break_title else heading.title
 
-    def _folding(self, heading: Heading) -> Table:
-        return self._with(heading, replace(heading, fold=True))
-
-    def _with(self, heading: Heading, changed: Heading) -> Table:
-        return replace(self, headings=[changed if each is heading else each for each in self.headings])
+    def _widths(self, width: int | None, gap: int) -> list[int | None]:
+        """Widths of folded columns, which share the room that the others leave; None: as wide as needed."""
+        widths: list[int | None] = [None] * len(self.headings)
+        if width is None:
+            return widths
+        folded = [place for place, heading in enumerate(self.headings) if heading.fold]
+        others = [self._natural(place) for place in range(len(self.headings)) if place not in folded]
+        room = width - gap * (len(self.headings) - 1) - sum(others)
+        for number, place in enumerate(sorted(folded, key=self._natural)):
+            widths[place] = own = min(self._natural(place), max(1, room // (len(folded) - number)))
+            room -= own
+        return widths
 
     def _natural(self, place: int) -> int:
         """Width of a column that is not folded."""
-        parts = _parts(self.headings[place])
-        return max(map(cell_len, [*parts, *(row[place] for row in self.rows)]))
-
-    def _natural_width(self) -> int:
-        return sum(self._natural(place) + 2 for place in range(len(self.headings))) - 2
+        heading = self.headings[place]
+        parts = heading.title.split() if heading.break_title else heading.title.split("\n")
+        return max(map(cell_len, ["", *parts, *(row[place] for row in self.rows)]))
 
     def _least(self, place: int) -> int:
         """Fewest characters of a column."""
-        heading, natural = self.headings[place], self._natural(place)
-        return min(natural, max(_FOLDED, *map(cell_len, _parts(heading)))) if heading.fold else natural
-
-    def _widths(self, inside: Sequence[int], gap: int, width: int | None) -> list[int]:
-        """The columns' widths: folded ones share the room that the others leave."""
-        widths = {place: self._natural(place) for place in inside}
-        if width is None:
-            widths = {place: max(widths[place], cell_len(self.headings[place].title)) for place in inside}
-        folded = sorted((place for place in inside if self.headings[place].fold), key=lambda at: widths[at])
-        if width is not None:
-            room = width - gap * (len(inside) - 1) - sum(widths[at] for at in inside if at not in folded)
-            for number, place in enumerate(folded):
-                share = max(1, room // (len(folded) - number))
-                widths[place] = min(widths[place], share)
-                room -= widths[place]
-        return [widths[place] for place in inside]
-
-    def _title_lines(self, inside: Sequence[int], widths: Sequence[int], gap: int) -> list[Text]:
-        """The headings, aligned at the bottom."""
-        titles = []
-        for place, width in zip(inside, widths, strict=True):
-            heading = self.headings[place]
-            titles.append(wrapped(heading.title, width) if heading.break_title else _parts(heading))
-        tallest = max(map(len, titles))
-        padded = [[""] * (tallest - len(title)) + title for title in titles]
-        return [
-            Text(self._line([title[line] for title in padded], inside, widths, gap), "bold")
-            for line in range(tallest)
-        ]
-
-    def _row_lines(
-        self,
-        row: Sequence[str],
-        inside: Sequence[int],
-        widths: Sequence[int],
-        gap: int,
-        width: int | None,
-        style: str,
-    ) -> list[Text]:
-        cells = [
-            wrapped(row[place], size) if self.headings[place].fold else [row[place]]
-            for place, size in zip(inside, widths, strict=True)
-        ]
-        lines = []
-        for number in range(max(map(len, cells))):
-            texts = [cell[number] if number < len(cell) else "" for cell in cells]
-            lines.append(Text(self._line(texts, inside, widths, gap)))
-            for at, place in enumerate(inside):
-                if style and self.headings[place].key == "status":
-                    begin = sum(widths[:at]) + gap * at
-                    lines[-1].stylize(style, begin, begin + widths[at])
-        for place in range(len(row)):
-            note = row[place]
-            if place in inside or not note:
-                continue
-            assert width is not None
-            column = sum(widths) + gap * (len(widths) - 1) + 2
-            # To the right of the row, if that has no other note.
-            if len(lines) == 1 and lines[0].cell_len < column and column + cell_len(note) <= width:
-                lines[0].pad_right(column - lines[0].cell_len)
-                lines[0].append(note)
-            else:
-                lines += [Text(_INDENT + line) for line in wrapped(note, width - len(_INDENT))]
-        return lines
-
-    def _line(self, texts: Sequence[str], inside: Sequence[int], widths: Sequence[int], gap: int) -> str:
-        cells = []
-        for text, place, width in zip(texts, inside, widths, strict=True):
-            blanks = " " * (width - cell_len(text))
-            cells.append(blanks + text if self.headings[place].right else text + blanks)
-        return (" " * gap).join(cells).rstrip()
+        natural = self._natural(place)
+        return min(natural, _FOLDED) if self.headings[place].fold else natural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,8 +212,6 @@ class Fit:
     """Hidden next, in this order."""
     fold: Collection[str] = ()
     """Prose, folded between words."""
-    below: Collection[str] = ()
-    """Notes, printed below their rows."""
 
 
 def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]], *, fit: Fit | None = None) -> Table:
@@ -292,7 +234,6 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]], *, fit: Fit 
                 share_order=0 if title in fit.share and len(rows) > 1 else None,
                 hide_order=fit.hide.index(title) + 1 if title in fit.hide else None,
                 fold=title in fit.fold,
-                below=title in fit.below,
             )
         )
     return Table(headings=headings, rows=rows)
@@ -304,24 +245,8 @@ def one_line(title: str) -> str:
 
 
 def wrapped(text: str, width: int | None) -> list[str]:
-    """The text in lines, broken between words; words that are longer than a line after punctuation."""
-    if width is None or cell_len(text) <= width:
-        return [text]
-    lines = [""]
-    for word in text.split():
-        gap = " " if lines[-1] else ""
-        if cell_len(lines[-1]) + len(gap) + cell_len(word) <= width:
-            lines[-1] += gap + word
-            continue
-        for number, part in enumerate(_ENDS_OF_PARTS.split(word) if cell_len(word) > width else [word]):
-            if number > 0 and cell_len(lines[-1]) + cell_len(part) <= width:
-                lines[-1] += part
-                continue
-            lines.append(part)
-            # A part without punctuation that is longer than a line.
-            while cell_len(lines[-1]) > width:
-                lines[-1:] = [lines[-1][:width], lines[-1][width:]]
-    return lines if lines[0] else lines[1:]
+    """The text in lines, broken between words."""
+    return [text] if width is None else textwrap.wrap(text, width, break_on_hyphens=False) or [""]
 
 
 def printed(axis: str, value: Any) -> str:
@@ -329,8 +254,3 @@ def printed(axis: str, value: Any) -> str:
     if axis == "error_feedback":
         return f"{value:g}" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _parts(heading: Heading) -> list[str]:
-    """The pieces of a title that are not broken."""
-    return (heading.title.split() if heading.break_title else heading.title.split("\n")) or [""]

@@ -78,5 +78,5 @@ def _show(checks: list[Check], *, title: str) -> None:
         verdict: sum(check.verdict == verdict for check in checks) for verdict in ("ok", "note", "wrong")
     }
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    fit = Fit(fold=["found"], below=["what to change"])
+    fit = Fit(fold=["found", "what to change"])
     show_table(["check", "", "found", "what to change"], rows, title=f"{title}: {said}", fit=fit)

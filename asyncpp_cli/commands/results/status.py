@@ -26,7 +26,7 @@ _POLL_SECONDS = 2.0
 _INTERRUPTED_CODE = 130
 _FIT = Fit(
     hide=["cost", "nodes", "saved", "attempt", "tokens/s", "last sign", "train loss", "job"],
-    below=["reason"],
+    fold=["reason"],
 )
 
 
