@@ -44,7 +44,7 @@ class Column:
     """Hidden on phones, as are the columns with such an order."""
 
     def record(self, cell: CellResult) -> dict[str, Any]:
-        """The cell's fields, as JSON and Parquet can hold them."""
+        """The cell's fields, as JSON can hold them."""
         return {f"{self.key}{end}": as_plain(value(cell)) for end, value in self.fields.items()}
 
 
@@ -116,7 +116,7 @@ def formatted(value: float | None, form: str) -> str:
 
 
 def as_plain(value: Any) -> Any:
-    """The value as JSON and Parquet can hold it: None for a number that is not finite, text in UTF-8."""
+    """The value as JSON can hold it: None for a number that is not finite, text in UTF-8."""
     if isinstance(value, list):
         return [as_plain(item) for item in value]
     if isinstance(value, dict):
