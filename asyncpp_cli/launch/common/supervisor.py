@@ -262,7 +262,7 @@ def supervise(
         return False  # the attempt was given up meanwhile
     site = attempt.site()
     command = [sys.executable, "-m", "asyncpp_cli", "train", str(attempt.run.folder)]
-    if attempt.replays:
+    if (claimed := attempt.claimed) is not None and claimed.replay:
         command.append("--replay")
     environment = dict(os.environ) | {
         ATTEMPT_VARIABLE: str(attempt.number),

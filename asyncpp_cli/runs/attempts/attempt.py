@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from asyncpp_cli.base.atomic_files import write_record
 from asyncpp_cli.base.errors import DamagedError, lacks_memory, refusal_of
@@ -101,28 +101,19 @@ class Attempt:
             raise DamagedError(f"{self.file(Claimed)} is missing") from None
 
     @property
-    def replays(self) -> bool:
-        """Whether all ranks take turns in one process."""
-        claimed = self.read(Claimed)
-        return claimed is not None and claimed.replay
+    def claimed(self) -> Claimed | None:
+        """Content of attempt.json; None if it is missing or damaged."""
+        return self.read(Claimed)
 
     @property
     def until(self) -> int | None:
         """Step after which it pauses; None: it trains to the end."""
-        claimed = self.read(Claimed)
-        return claimed.until if claimed else None
+        return None if (claimed := self.claimed) is None else claimed.until
 
     @property
     def job(self) -> Job | None:
         """The SLURM job that the attempt runs in, if any."""
-        claimed = self.read(Claimed)
-        return claimed.job if claimed else None
-
-    @property
-    def site_settings(self) -> dict[str, Any]:
-        """Settings `site.*` of the site profile, which override the run's configuration."""
-        claimed = self.read(Claimed)
-        return claimed.site if claimed else {}
+        return None if (claimed := self.claimed) is None else claimed.job
 
     def site(self) -> SiteConfig:
         """The `site` of this attempt: the run's, with the settings of the site profile.
@@ -130,12 +121,13 @@ class Attempt:
         Raises:
             DamagedError: the run's configuration cannot be read.
         """
-        return replace(self.run.config().site, **self.site_settings)
+        claimed = self.claimed
+        return replace(self.run.config().site, **(claimed.site if claimed else {}))
 
     def seconds(self) -> float:
         """Seconds since it was claimed: by the monotonic clock of the machine that claimed it, elsewhere by
         that of the file server."""
-        claimed = self.read(Claimed)
+        claimed = self.claimed
         if claimed is not None and claimed.monotonic is not None:
             seconds = seconds_since(claimed.monotonic, claimed.by)
             if seconds is not None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import mmap
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,44 +22,40 @@ from asyncpp_cli.runs.status import State, Status
 from stages.checkpoint.files import CheckpointError, folder_of, rows_before
 from stages.config.records import CHECKSUM, is_intact, open_file
 
-_START = b'"kind": "start"'
 
-
-def missing_end_row(metrics: Path, *, attempt: int, steps: int) -> str:
-    """What is wrong with the last row of the metrics; empty if it completes the run.
-
-    It must be the `end` row of this attempt, with the step count and the hash of the weights.
+def missing_row(metrics: Path, kind: str, *, attempt: int, step: int) -> str:
+    """What is wrong with the last row of the metrics; empty if it completes or pauses the run.
 
     Args:
         metrics: the run's metrics.jsonl.
-        attempt: number of the attempt that ended.
-        steps: steps of the whole run.
+        kind: `end`: of `step`, with the hash of the weights; `pause`: of `step` or later.
+        attempt: number of the attempt that ended, which wrote it.
+        step: at which the run ends or pauses.
     """
-    return _not_the_end(*_last_row(metrics, kind="end", attempt=attempt), name=metrics.name, steps=steps)
+    try:
+        content = metrics.read_bytes()
+    except OSError as error:
+        return f"{metrics.name} cannot be read: {error.strerror}"
+    if not content:
+        return f"{metrics.name} cannot be read: it is empty"
+    return _missing(content, kind, name=metrics.name, attempt=attempt, step=step)
 
 
-def _not_the_end(last: Mapping[str, Any], problem: str, *, name: str, steps: int) -> str:
-    if problem:
-        return problem
-    if last.get("step") != steps:
-        return f"the end row of {name} is of step {last.get('step')}, and the run has {steps}"
-    if not re.fullmatch(r"[0-9a-f]{64}", str(last.get("weights_sha256"))):
-        return f"the end row of {name} has no hash of the weights"
-    return ""
-
-
-def missing_pause_row(metrics: Path, *, attempt: int, until: int) -> str:
-    """What is wrong with the last row of the metrics; empty if it pauses the run at `until` or later.
-
-    Args:
-        metrics: the run's metrics.jsonl.
-        attempt: number of the attempt that ended.
-        until: step after which it was to pause.
-    """
-    last, problem = _last_row(metrics, kind="pause", attempt=attempt)
-    if not problem and not (type(last.get("step")) is int and last["step"] >= until):
-        problem = f"the pause row of {metrics.name} is of step {last.get('step')}, and not of {until}"
-    return problem
+def _missing(content: bytes, kind: str, *, name: str, attempt: int, step: int) -> str:
+    start, last = _start_row(content), _row_at(content, len(content) - 1)
+    if start is None or start.get("attempt", attempt) != attempt:
+        return f"{name} has no row of this attempt"
+    if last is None or last.get("kind") != kind:
+        actual = f"of kind {last['kind']}" if last is not None and "kind" in last else "damaged"
+        return f"the last row of {name} is {actual}, not the {kind} row"
+    reached = last.get("step")
+    if kind == "pause":
+        paused = type(reached) is int and reached >= step
+        return "" if paused else f"the pause row of {name} is of step {reached}, and not of {step}"
+    if reached != step:
+        return f"the end row of {name} is of step {reached}, and the run has {step}"
+    has_hash = re.fullmatch(r"[0-9a-f]{64}", str(last.get("weights_sha256")))
+    return "" if has_hash else f"the end row of {name} has no hash of the weights"
 
 
 def metrics_problem(run: Run, status: Status) -> str:
@@ -116,13 +111,11 @@ def _problem(
     checkpoints."""
     with open_file(run.metrics_file) as opened:
         content = opened.read()
-    end, start = _row_at(content, len(content) - 1), _row_at(content, content.rfind(_START))
     if completed is not None:
         attempt, steps = completed
-        name = run.metrics_file.name
-        row, problem = _fitting(end, start, name=name, kind="end", attempt=attempt)
-        if problem := _not_the_end(row, problem, name=name, steps=steps):
+        if problem := _missing(content, "end", name=run.metrics_file.name, attempt=attempt, step=steps):
             return f"{run.metrics_file}: {problem}"
+    start = _start_row(content)
     if start is not None and (of := start.get("run", run.id)) != run.id:
         return f"{run.metrics_file} is another run's: {of!r:.200}"
     last = content[content.rfind(b"\n", 0, max(len(content) - 1, 0)) + 1 :]
@@ -131,54 +124,18 @@ def _problem(
     return _rows_lost(run, saved, content)
 
 
-def _last_row(metrics: Path, *, kind: str, attempt: int) -> tuple[Mapping[str, Any], str]:
-    """The last row, and what is wrong with it if it is not of this kind and attempt."""
-    try:
-        last, start = _last_rows(metrics)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is empty"
-        return {}, f"{metrics.name} cannot be read: {reason}"
-    return _fitting(last, start, name=metrics.name, kind=kind, attempt=attempt)
+def _start_row(content: bytes) -> Mapping[str, Any] | None:
+    """The last `start` row."""
+    return _row_at(content, content.rfind(b'"kind": "start"'))
 
 
-def _fitting(
-    last: Mapping[str, Any] | None, start: Mapping[str, Any] | None, *, name: str, kind: str, attempt: int
-) -> tuple[Mapping[str, Any], str]:
-    """As `_last_row`, from the last row and the last `start` row."""
-    if start is None or start.get("attempt", attempt) != attempt:
-        return {}, f"{name} has no row of this attempt"
-    if last is None or last.get("kind") != kind:
-        actual = f"of kind {last['kind']}" if last is not None and "kind" in last else "damaged"
-        return {}, f"the last row of {name} is {actual}, not the {kind} row"
-    return last, ""
-
-
-def _last_rows(metrics: Path) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    """The last row and the last `start` row; None for a line that is not a JSON object.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is empty.
-    """
-    with (
-        metrics.open("rb") as opened,
-        mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content,
-    ):
-        size = len(content)
-        return _row_at(content, size - 1), _row_at(content, content.rfind(_START))
-
-
-def _row_at(content: bytes | mmap.mmap, position: int) -> Mapping[str, Any] | None:
-    """The row in the line that contains this byte."""
+def _row_at(content: bytes, position: int) -> Mapping[str, Any] | None:
+    """The row in the line that contains this byte; None for one that is not a JSON object."""
     if position < 0:
         return None
     first = content.rfind(b"\n", 0, position) + 1
-    return _row(content[first : content.find(b"\n", position) + 1])
-
-
-def _row(line: bytes) -> Mapping[str, Any] | None:
     try:
-        row = json.loads(line)
+        row = json.loads(content[first : content.find(b"\n", position) + 1])
     except (ValueError, RecursionError):
         return None  # torn
     return row if isinstance(row, dict) else None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.end_row import missing_end_row, missing_pause_row
+from asyncpp_cli.runs.attempts.end_row import missing_row
 from asyncpp_cli.runs.attempts.files import RankEnd, RankError, Refused, StopRequest
 from asyncpp_cli.runs.status import Cause, State
 from stages.liveness.stop_signal import RESUMABLE, SIGNALS
@@ -39,9 +39,10 @@ def outcome_of(
     if ends and all(end is not None and end.code == 0 for end in ends.values()):
         metrics, until = attempt.run.metrics_file, attempt.until
         if until is not None and until < steps:
-            missing, state = missing_pause_row(metrics, attempt=attempt.number, until=until), State.PAUSED
+            kind, step, state = "pause", until, State.PAUSED
         else:
-            missing, state = missing_end_row(metrics, attempt=attempt.number, steps=steps), State.COMPLETED
+            kind, step, state = "end", steps, State.COMPLETED
+        missing = missing_row(metrics, kind, attempt=attempt.number, step=step)
         if not missing:
             return state, Cause.NONE, ""
     if (stop := attempt.read(StopRequest)) is not None:
