@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -72,6 +73,10 @@ def folder_check(folder: Path) -> Check:
     try:
         with tempfile.TemporaryDirectory(dir=existing, prefix=".asyncpp-doctor-") as made:
             free = shutil.disk_usage(made).free
+            private = Path(made, "private")
+            private.touch(mode=0o600)
+            private_mode = private.stat().st_mode & 0o777
+            folder_mode = _new_folder_mode(Path(made, "folder"))
     except OSError as error:
         return wrong(
             "folder", f"{existing} cannot be written ({error.strerror})", advice="choose another: --dir DIR"
@@ -79,7 +84,20 @@ def folder_check(folder: Path) -> Check:
     detail = f"{existing} can be written; {free / _GIB:.1f} GiB free"
     if free < _MIN_FREE:
         return wrong("folder", detail, advice="free some space, or choose another folder: --dir DIR")
-    return good("folder", detail)
+    if private_mode & 0o077:
+        return wrong(
+            "folder",
+            f"{existing} keeps no permissions: a file of mode 600 has mode {private_mode:o} there, and ranks "
+            "refuse a secret that others may read",
+            advice="choose another folder: --dir DIR",
+        )
+    everybody = "everybody may write what is made there, and so run code as you: umask 022"
+    return good("folder", detail, note=everybody if folder_mode & stat.S_IWOTH else "")
+
+
+def _new_folder_mode(folder: Path) -> int:
+    folder.mkdir()
+    return folder.stat().st_mode
 
 
 def _run_handshake() -> tuple[dict[str, Any] | None, str]:

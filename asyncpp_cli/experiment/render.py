@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from asyncpp_cli.base.atomic_files import real_folder, temporary_folder, write_text
+from asyncpp_cli.base.console import quoted, say
 from asyncpp_cli.base.errors import DamagedError, UserError, doing
 from asyncpp_cli.experiment.code_copies import CodeCopies
 from asyncpp_cli.experiment.existing_cells import check_same_data, record_locations, with_existing_ids
@@ -68,6 +70,9 @@ def render(template: Template, cells: list[ResolvedCell], *, template_name: str,
         ),
     )
     if _is_free(folder) and _make(wanted, cells, template):
+        if folder.stat().st_mode & stat.S_IWOTH:
+            mend = f"umask 022, and chmod -R o-w {quoted(folder)}"
+            say(f"note: everybody may write {folder}, and so run code as you: {mend}")
         return Rendered(wanted, len(cells), ())
     return _add(wanted, cells, template)
 

@@ -14,7 +14,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from support.command_line import refusal
+from support.command_line import asyncpp, refusal
+from support.launches import TINY
 
 from asyncpp_cli.doctor import node_check
 from asyncpp_cli.doctor.checks import Check
@@ -71,6 +72,30 @@ def test_a_folder_that_cannot_be_written_is_wrong(tmp_path: Path) -> None:
         found = folder_check(Path("/proc"))
         assert not found.ok
         assert "cannot be written" in found.detail
+
+
+def test_permissions_that_are_not_kept_or_open_to_everybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.umask(0)
+    try:
+        found = folder_check(tmp_path)
+        small = [*TINY, "matrix.schedule=[1f1b]", "matrix.optimizer=[adamw]", "matrix.error_feedback=[0]"]
+        swept = asyncpp("sweep", "quickstart", *small, "train.steps=2", "--out", tmp_path / "e")
+    finally:
+        os.umask(before)
+    assert (found.verdict, "umask 022" in found.advice) == ("note", True)
+    assert f"everybody may write {tmp_path}/e, and so run code as you: umask 022" in swept.errors
+    assert folder_check(tmp_path).verdict == "ok"
+    touch = Path.touch
+
+    def touch_where_no_mode_is_kept(file: Path, **_: int) -> None:
+        touch(file)
+        file.chmod(0o777)
+
+    monkeypatch.setattr(Path, "touch", touch_where_no_mode_is_kept)
+    found = folder_check(tmp_path)
+    assert (found.ok, "a file of mode 600 has mode 777" in found.detail) == (False, True)
 
 
 def test_gpus_that_torch_does_not_see_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
