@@ -11,6 +11,7 @@ from typing import Any
 
 import schedules
 from asyncpp_cli.base.atomic_files import new_folder, write_record, write_text
+from asyncpp_cli.base.console import command
 from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.experiment.code_copies import CodeCopies
 from asyncpp_cli.experiment.matrix import axis_value, run_id
@@ -130,10 +131,14 @@ def write_continuations(
     return made
 
 
+def _named(run: Run) -> Path:
+    return run.folder.parents[1] / run.id
+
+
 def _continuation(run: Run, cell: Cell, experiment: Experiment, changes: Mapping[str, Any]) -> Continuation:
     status = current_status(run)
     if status.state == State.RUNNING:
-        raise UserError(f"{run.id} is running: wait for its end, or `asyncpp cancel` it")
+        raise UserError(f"{run.id} is running: wait for its end, or {command('cancel', _named(run))}")
     try:
         old = config_to_train(run)
     except DamagedError as error:
@@ -154,7 +159,9 @@ def _continuation(run: Run, cell: Cell, experiment: Experiment, changes: Mapping
         key: (get(old, key), get(config, key)) for key in _CHANGEABLE if get(old, key) != get(config, key)
     }
     if not changed:
-        raise UserError(f"{run.id}: nothing would change; `asyncpp launch` resumes it as it is")
+        raise UserError(
+            f"{run.id}: nothing would change; to resume it as it is: {command('launch', _named(run))}"
+        )
     lineage = Lineage(
         experiment=str(experiment.folder.absolute()),
         run=run.id,

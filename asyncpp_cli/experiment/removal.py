@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from asyncpp_cli.base.console import command
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.render import experiment_locked
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -144,15 +145,16 @@ def _check_idle(run_status: RunStatus) -> None:
     """
     run = run_status.run.id
     if run_status.is_live:
+        cancel = command("cancel", run_status.run.folder.parents[1] / run)
         state = "running" if run_status.status.state == State.RUNNING else "queued"
-        raise UserError(f"{run} is {state}: `asyncpp cancel` it first; nothing was removed")
+        raise UserError(f"{run} is {state}: {cancel} comes first; nothing was removed")
     attempt = Attempt(run_status.run, run_status.status.attempt)
     claimed = attempt.read(Claimed)
     sign = None if claimed is None else last_sign(attempt)
     if claimed is not None and sign is not None and sign < claimed.lease:
         raise UserError(
             f"{run}: a process of it wrote {sign:.0f} s ago, though it counts as {run_status.status.state}: "
-            "nothing was removed; `asyncpp cancel` it first"
+            f"nothing was removed; try again when it has been silent for {claimed.lease:g} s"
         )
     if not run_status.queue_known and run_status.status.state != State.COMPLETED:
         raise UserError(f"{run} may be queued: SLURM does not answer; nothing was removed")

@@ -51,27 +51,35 @@ def launch_experiment(experiment: Experiment, options: LaunchOptions) -> int:
         options = replace(options, tell_end=not (options.wait or options.pauses))
         code = launch_on_cluster(experiment, profile, options)
     if (local or options.wait) and code != INTERRUPTED_CODE:
-        say(_next(experiment, complete=code == 0 and not options.pauses))
+        say(_next(experiment, options, complete=code == 0 and not options.pauses))
         if local or (profile.on_end and claim_end(experiment)):
             tell_end(experiment, profile.on_end, source=profile.file)
     return code
 
 
-def _next(experiment: Experiment, *, complete: bool) -> str:
+def _next(experiment: Experiment, options: LaunchOptions, *, complete: bool) -> str:
     """What to do after a launch."""
     from asyncpp_cli.base.console import command
+    from asyncpp_cli.runs.attempts.repair import restoring
     from asyncpp_cli.runs.attempts.settle import current_status
+    from asyncpp_cli.runs.experiment_folder import config_problem
     from asyncpp_cli.runs.status import State
 
     folder = experiment.folder
     if not complete:
+        words = flags(options) + _at_site(options)
+        gone = any(not run.config_file.exists() for run in experiment.runs)
+        if gone or any(config_problem(experiment, cell) for cell in experiment.cells):
+            return f"Next: {command('status', folder)}    restore: {restoring(experiment.runs[0])}"
         states = {run.id: current_status(run).state for run in experiment.runs}
         if State.DAMAGED in states.values():
-            return f"Next: {command('status', folder)}    repair: {command('launch', folder, '--failed')}"
+            repair = command("launch", folder, "--failed", *words)
+            return f"Next: {command('status', folder)}    repair: {repair}"
         failed = [run_id for run_id, state in states.items() if state == State.FAILED]
+        resume = command("launch", folder, *words)
         if failed:
-            return f"Next: {command('logs', folder / failed[0])}    resume: {command('launch', folder)}"
-        return f"Next: {command('status', folder)}    go on: {command('launch', folder)}"
+            return f"Next: {command('logs', folder / failed[0])}    resume: {resume}"
+        return f"Next: {command('status', folder)}    go on: {resume}"
     page = command("report", folder, "--format", "html", "--out", "report.html")
     return f"Next: {command('report', folder)}    with curves: {page}"
 
@@ -102,15 +110,14 @@ def _rehearse(experiment: Experiment, options: LaunchOptions) -> int:
     from asyncpp_cli.base.console import command, say
     from asyncpp_cli.launch.dry_run import dry_run
     from asyncpp_cli.launch.local_machine import Interrupted
-    from asyncpp_cli.sites.profile import LOCAL
 
     only = options.only
+    words = flags(options) + _at_site(options)
     try:
         cells = tuple(cell for cell in experiment.cells if only is None or cell.id in only)
         if not dry_run(replace(experiment, cells=cells), replay=options.replay):
             return 1
-        at_site = [] if options.site == LOCAL else ["--site", options.site]
-        say(f"Next: {command('launch', experiment.folder, *at_site)}")
+        say(f"Next: {command('launch', experiment.folder, *words)}")
         return 0
     except Interrupted as interrupted:
         say(f"{interrupted}: the dry run is ended, and what it wrote is removed.")
@@ -151,7 +158,7 @@ def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
     from asyncpp_cli.launch.cancel import Cancellations
     from asyncpp_cli.launch.local_machine import Interrupted, Launcher, tasks_of
     from asyncpp_cli.launch.progress import shown_progress
-    from asyncpp_cli.runs.attempts.repair import damage
+    from asyncpp_cli.runs.attempts.repair import damage, restoring
     from asyncpp_cli.runs.attempts.settle import current_status
     from asyncpp_cli.runs.status import Cause, State, is_done
     from asyncpp_cli.sites.resources import this_machine
@@ -167,8 +174,10 @@ def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
     damaged = [run for run in missing if statuses[run].state == State.DAMAGED]
     whole = [run for run in missing if run not in damaged]
     tasks, refused = tasks_of(whole, replay=options.replay, machine=machine, pauses=pauses)
-    for message in [*(damage(run, statuses[run]) for run in damaged), *refused]:
-        say(f"left out: {message}")
+    for run in damaged:
+        say(f"left out: {damage(run, statuses[run])}")
+    for message in refused:
+        say(f"left out: {message}; to restore it: {restoring(runs[0])}")
     if any(0 < task.resources.gpus < task.resources.processes for task in tasks):
         say(
             f"GPUs here: {len(machine.gpus)}; the processes of a run share them, and their messages go "
@@ -206,14 +215,19 @@ def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
     return 0 if completed == len(runs) else 1
 
 
+def _at_site(options: LaunchOptions) -> list[str]:
+    from asyncpp_cli.sites.profile import LOCAL
+
+    return [] if options.site == LOCAL else ["--site", options.site]
+
+
 def resume_command(runs: Sequence[Run], folder: Path, options: LaunchOptions) -> str:
     """The command that resumes what this one has not completed."""
     from asyncpp_cli.base.console import command
     from asyncpp_cli.runs.attempts.settle import current_status
     from asyncpp_cli.runs.status import State
-    from asyncpp_cli.sites.profile import LOCAL
 
-    words = flags(options) + ([] if options.site == LOCAL else ["--site", options.site])
+    words = flags(options) + _at_site(options)
     if options.pauses and options.until is None:
         return command("tune", folder, *words)
     # What was chosen to be tried again is chosen by its name: it has not failed this time.

@@ -21,6 +21,7 @@ from pathlib import Path
 from msgspec import structs
 
 from asyncpp_cli.base.atomic_files import write_record
+from asyncpp_cli.base.console import command
 from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.base.plain_text import printable
 from asyncpp_cli.runs.lineage import RunId
@@ -254,7 +255,7 @@ def select_runs(experiment: Experiment, names: Sequence[str]) -> list[Run]:
         matches = _named(experiment, _within(experiment, name))
         if len(matches) != 1:
             problem = f"{len(matches)} runs begin with it" if matches else "no such run"
-            accepted = "an id that `asyncpp status` shows, or a unique prefix"
+            accepted = f"an id that {command('status', experiment.folder)} shows, or a unique prefix"
             raise UserError(f"{name}: {problem}; accepted: {accepted}")
         selected.append(experiment.run(matches[0].id))
     return selected

@@ -22,6 +22,7 @@ class StepLines:
     def __init__(self, *, steps: int) -> None:
         self._steps = steps
         self._began: tuple[float, int] = 0.0, 0
+        self._tokens_per_step = 1
         self._printed: tuple[float, int] | None = None
         """Time of the last step line, and tokens trained until then."""
 
@@ -29,13 +30,16 @@ class StepLines:
         """Print a line for a metrics row, if it calls for one."""
         match row["kind"]:
             case "start":
-                self._began = time.monotonic(), int(row["updates"])
+                self._began = time.monotonic(), int(row["step"])
+                self._tokens_per_step = int(row["tokens_per_step"])
                 after = f"resuming after step {row['step']}" if row["step"] else "beginning"
                 count, active = row["parameters"], row["active_parameters"]
                 parameters = f"{count:,} parameters" + (f" ({active:,} active)" if active < count else "")
                 _print(f"{after} of {self._steps}: {parameters}, on {row['device']}")
             case "step":
-                self._step(row["step"], tokens=row["tokens"], train_loss=row["train_loss"])
+                # Some schedules have several updates per step.
+                step = row["tokens"] // self._tokens_per_step
+                self._step(step, tokens=row["tokens"], train_loss=row["train_loss"])
             case "eval":
                 _print(f"step {row['step']}: validation loss {row['val_loss']:.4f}")
             case "end":
@@ -52,7 +56,7 @@ class StepLines:
             if now - last < _SECONDS_BETWEEN_LINES:
                 return
             began, first = self._began
-            remaining = (now - began) / (step - first) * max(0, self._steps - step)
+            remaining = (now - began) / max(1, step - first) * (self._steps - step)
             rate = (tokens - last_tokens) / (now - last)
             figures = f", {rate:,.0f} tokens/s, {duration(remaining)} remaining"
         self._printed = now, tokens

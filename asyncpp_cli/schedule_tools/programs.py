@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.base.console import say
+from asyncpp_cli.base.console import command, say
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.schedule_tools.options import Geometry
 from asyncpp_cli.schedule_tools.output import comparison_row
@@ -122,7 +122,8 @@ def program(
         program_read = read_program(Path(name), steps=steps)
         problems = find_problems(program_read)
         if problems:
-            raise UserError(f"{name}: {_first_line(chr(10).join(problems))} (see: asyncpp schedule check)")
+            see = command("schedule", "check", Path(name))
+            raise UserError(f"{name}: {_first_line(chr(10).join(problems))} (see: {see})")
         return program_read
     try:
         if name not in FAMILY and not is_custom(name):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from asyncpp_cli.base.console import command
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.attempts.files import Scheduler
 from asyncpp_cli.runs.attempts.settle import current_status
@@ -116,8 +117,8 @@ def standings(experiment: Experiment, plan: Plan, *, scheduler: Scheduler | None
     lost = [run for arm in plan.arms for each in arm.candidates for run in each.runs if run not in known]
     if lost:
         raise UserError(
-            f"{experiment.folder}: {lost[0]} is no run any more; `asyncpp sweep "
-            f"{experiment.template_file} --out {experiment.folder}` makes it anew"
+            f"{experiment.folder}: {lost[0]} is no run any more; to make it anew: "
+            f"{command('sweep', experiment.template_file, '--out', experiment.folder)}"
         )
     return [
         arm_standing(

@@ -28,4 +28,4 @@ class Recorder(Protocol):
         """Whether the rows that were written before the checkpoint of a step are still there."""
 
     def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
-        """Report that the run makes progress, after `step` updates."""
+        """Report that the run makes progress, after `step` steps."""

@@ -107,8 +107,9 @@ class Rows:
         now = time.perf_counter()
         if self._recorder is not None and now - then >= HEARTBEAT_SECONDS:
             tokens = (result.version - version) * self._tokens_per_update
+            done = result.version * self._tokens_per_update // tokens_per_step(self._config)
             self._recorder.heartbeat(
-                result.version, train_loss=result.train_loss, tokens_per_second=tokens / (now - then)
+                done, train_loss=result.train_loss, tokens_per_second=tokens / (now - then)
             )
             self._heartbeat = (result.version, now)
 

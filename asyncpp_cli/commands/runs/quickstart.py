@@ -22,7 +22,7 @@ def quickstart(
 
     Same as `sweep`, `launch` and `report` with the template `quickstart`. Nothing is downloaded.
     """
-    from asyncpp_cli.base.console import command, quoted, say
+    from asyncpp_cli.base.console import command, say
     from asyncpp_cli.commands.results.report import report
     from asyncpp_cli.launch.common.options import LaunchOptions
     from asyncpp_cli.launch.start import INTERRUPTED_CODE, launch_locally
@@ -46,13 +46,13 @@ def quickstart(
     report(experiments=[folder])
     say(
         "\nNext:\n"
-        f"  {command('report', folder)} --format html --out report.html\n"
+        f"  {command('report', folder, '--format', 'html', '--out', 'report.html')}\n"
         "                                              a page with curves; also markdown, csv, latex\n"
-        f"  asyncpp sweep {TEMPLATE} 'matrix.seed=[0,1,2]' --out {quoted(folder)} "
+        f"  {command('sweep', TEMPLATE, 'matrix.seed=[0,1,2]', '--out', folder)} "
         f"&& {command('launch', folder)}\n"
         "                                              two more seeds, for a standard deviation\n"
-        f"  asyncpp templates show {TEMPLATE}               the template, as a start for one of your own\n"
-        "  asyncpp schedule show 2bw --stages 4 --microbatches 8"
+        f"  {command('templates', 'show', TEMPLATE)}           the template, as a start for one of your own\n"
+        f"  {command('schedule', 'show', '2bw', '--stages', '4', '--microbatches', '8')}"
     )
     raise typer.Exit(code)
 

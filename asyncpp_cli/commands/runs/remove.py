@@ -28,7 +28,8 @@ def remove(
     experiment, chosen = runs_named(folder, runs)
     if not chosen:
         raise UserError(
-            f"no runs named; accepted: {command('remove', folder / 'RUN')}, or ids after the folder"
+            f"no runs named; accepted: {folder}/RUN, or ids after the folder, as {command('status', folder)} "
+            "shows them"
         )
     for loss in losses(experiment, chosen):
         say(loss.text)

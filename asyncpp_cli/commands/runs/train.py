@@ -60,7 +60,9 @@ def train(
     processes = 1 if replay else ranks_of(config)
     rank_env = read_rank_env(processes)
     if rank_env.size != processes:
-        raise UserError(_wrong_size(run_folder, processes=processes, actual=rank_env.size, replay=replay))
+        raise UserError(
+            _wrong_size(run_folder, run, processes=processes, actual=rank_env.size, replay=replay)
+        )
     code = 0
     try:
         with attempt_of_rank(run, rank_env, replay=replay, config=config) as (attempt, rank_env):
@@ -201,13 +203,13 @@ def _is_cancelled(attempt: Attempt) -> bool:
     return request is not None and request.cause == Cause.CANCELLED
 
 
-def _wrong_size(folder: Path, *, processes: int, actual: int, replay: bool) -> str:
-    from asyncpp_cli.base.console import quoted
+def _wrong_size(folder: Path, run: Run, *, processes: int, actual: int, replay: bool) -> str:
+    from asyncpp_cli.base.console import command, quoted
 
     if replay:
         return f"--replay runs all ranks in one process, but there are {actual}: start it alone"
     return (
         f"{folder} has {processes} ranks, one process each, but there is {actual}: start it with "
-        f"`asyncpp launch` on its experiment, or with --replay, "
-        f"or `torchrun --nproc-per-node {processes} -m asyncpp_cli train {quoted(folder)}`"
+        f"`{command('launch', run.folder.parents[1] / run.id)}`, `{command('train', folder, '--replay')}` or "
+        f"`torchrun --nproc-per-node {processes} -m asyncpp_cli train {quoted(folder)}`"
     )

@@ -3,6 +3,7 @@ SciPy is not a run-time dependency."""
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -97,6 +98,7 @@ def t_probability(t: float, df: float) -> float:
     return 1 - tail if t > 0 else tail
 
 
+@functools.cache
 def t_quantile(probability: float, df: float) -> float:
     """The value `t` with `t_probability(t, df) == probability`.
 

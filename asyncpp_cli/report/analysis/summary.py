@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from asyncpp_cli.base.console import command
 from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult
 from asyncpp_cli.report.analysis.conditions import busy_text
 from asyncpp_cli.report.analysis.names import arm_names, value_text
@@ -231,11 +232,12 @@ def _slowest_sentences(cells: Sequence[CellResult]) -> list[str]:
     sentences = []
     cell, found = max(known, key=lambda pair: pair[1].ratio, default=(None, None))
     if cell and found and found.ratio >= UNEVEN:
-        run = next(run.id for run in cell.completed if run.measurement.slowest is not None)
+        run = next(run for run in cell.completed if run.measurement.slowest is not None)
+        path = run.id if run.folder is None else run.folder.parents[1] / run.id
         sentences.append(
             f"Balance: in {names[id(cell)]} rank {found.rank} computes {found.ratio:.2f} times as long as "
-            f"the mean of the ranks, which wait for it; `asyncpp plan DIR/{run} --balance` finds a more even "
-            "cut."
+            f"the mean of the ranks, which wait for it; `{command('plan', path, '--balance')}` finds a more "
+            "even cut."
         )
     cell, found = max(known, key=lambda pair: pair[1].peer_ratio or 0.0, default=(None, None))
     if cell and found and found.peer and found.peer_ratio and found.peer_ratio >= UNEVEN:

@@ -8,13 +8,13 @@ second: its time is k / r of the synchronous time.
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
 from typing import Any
 
+from asyncpp_cli.base.console import command
 from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult
 from asyncpp_cli.report.analysis.conditions import busy_text
@@ -183,9 +183,10 @@ class Verdict:
         folder = next((run.folder.parents[1] for run in self.delayed.runs if run.folder is not None), None)
         if folder is None:
             return f"`{setting or 'asyncpp launch'}`."
-        name, template = shlex.quote(str(folder)), shlex.quote(str(folder / "template.yaml"))
-        sweep = "" if setting is None else f"asyncpp sweep {template} '{setting}' --out {name} && "
-        return f"`{sweep}asyncpp launch {name}`"
+        launch = command("launch", folder)
+        if setting is None:
+            return f"`{launch}`"
+        return f"`{command('sweep', folder / 'template.yaml', setting, '--out', folder)} && {launch}`"
 
     def record(self) -> dict[str, Any]:
         """The numbers, for JSON."""

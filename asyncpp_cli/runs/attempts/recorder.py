@@ -96,6 +96,7 @@ class RunRecorder:
         self._latest: Status | None = None
         self._written_at = -math.inf
         self._claimed = math.nan
+        self._tokens_per_step = 1
         self._last_step: Mapping[str, Any] | None = None
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -112,6 +113,7 @@ class RunRecorder:
         if not self._metrics.is_whole:
             self._check_not_superseded()
         if row["kind"] == "start":
+            self._tokens_per_step = row["tokens_per_step"]
             ours = {"run": self._run.id, "attempt": self._attempt.number}
             row = {**row, **ours, "asyncpp": asyncpp_version(), "commit": commit()}
         if row["kind"] == "segment":
@@ -172,7 +174,8 @@ class RunRecorder:
         if (row := self._last_step) is not None:
             rate = row["tokens"] / row["seconds"] if row["seconds"] else 0.0
             self._written_at = -math.inf
-            self.heartbeat(row["step"], train_loss=row["train_loss"], tokens_per_second=rate)
+            step = row["tokens"] // self._tokens_per_step
+            self.heartbeat(step, train_loss=row["train_loss"], tokens_per_second=rate)
         if self._metrics is not None:
             self._metrics.close()
 

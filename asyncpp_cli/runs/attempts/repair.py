@@ -38,11 +38,11 @@ def repair_run(run: Run) -> str:
     if current_status(run).state != State.DAMAGED:
         return ""
     if not run.folder.is_dir():
-        raise UserError(f"{run.folder} is gone: `asyncpp sweep` into the same folder makes the run anew")
+        raise UserError(f"{run.folder} is gone; to make the run anew: {restoring(run)}")
     try:
         steps = run.config().train.steps
     except DamagedError as error:
-        raise UserError(f"{run.id} cannot be repaired: {error}") from error
+        raise UserError(f"{run.id} cannot be repaired: {error}; to restore it: {restoring(run)}") from error
     with run.locked():
         attempt = Attempt(run, _last_attempt(run))
         if (why := _may_be_running(attempt)) is not None:
@@ -78,8 +78,14 @@ def repair_run(run: Run) -> str:
 def damage(run: Run, status: Status) -> str:
     """What is wrong with a damaged run, and the command that repairs it."""
     if not run.folder.is_dir():
-        return status.reason
+        return f"{status.reason}; to make the run anew: {restoring(run)}"
     return f"{status.reason}; to repair it: {command('launch', run.folder.parents[1] / run.id)}"
+
+
+def restoring(run: Run) -> str:
+    """The command that makes a run's folder or configuration anew where it is missing or damaged."""
+    folder = run.folder.parents[1]
+    return command("sweep", folder / "template.yaml", "--out", folder)
 
 
 def _go_back(run: Run) -> int:

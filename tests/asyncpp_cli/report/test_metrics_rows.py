@@ -47,6 +47,7 @@ def only_fast(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("read line by line")
 
     monkeypatch.setattr(rows_module, "from_rows", never)
+    monkeypatch.setattr(rows_module, "_FEW_BYTES", 0)
 
 
 @pytest.mark.usefixtures("only_fast")

@@ -227,12 +227,12 @@ def test_an_age_goes_on_where_the_file_servers_clock_is_set(run: Run) -> None:
 def test_a_frozen_attempt_that_goes_on_after_the_next_has_begun_writes_nothing(run: Run) -> None:
     first = claimed(run, processes=1, replay=True, steps=4)
     frozen = RunRecorder(run, attempt=first.number)
-    frozen.append({"kind": "start", "step": 0})
+    frozen.append({"kind": "start", "step": 0, "tokens_per_step": 8})
     frozen.heartbeat(1, train_loss=1.0, tokens_per_second=1.0)
     settle(run, all_over=first.number)
     second = claimed(run, processes=1, replay=True, steps=4)
     recorder = RunRecorder(run, attempt=second.number)
-    recorder.append({"kind": "start", "step": 0})
+    recorder.append({"kind": "start", "step": 0, "tokens_per_step": 8})
     written = run.metrics_file.read_bytes(), run.status_file.read_bytes()
     for write in (lambda: frozen.append(step_row(1)), frozen.flush):
         with pytest.raises(TakenOverError, match="attempt 2 has begun"):

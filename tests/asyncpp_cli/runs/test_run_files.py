@@ -85,7 +85,7 @@ def test_where_a_step_has_several_updates_a_resumed_run_drops_by_updates(run: Ru
 def test_the_recorder_says_how_far_the_run_is_and_which_attempt_wrote(run: Run) -> None:
     attempt = claimed(run, processes=1, replay=True, steps=4)
     recorder = RunRecorder(run, attempt=attempt.number)
-    recorder.append({"kind": "start", "step": 0})
+    recorder.append({"kind": "start", "step": 0, "tokens_per_step": 8})
     for step in (1, 2, 3):
         recorder.append(step_row(step))
         recorder.heartbeat(step, train_loss=1.0 / step, tokens_per_second=1.0)
@@ -95,7 +95,7 @@ def test_the_recorder_says_how_far_the_run_is_and_which_attempt_wrote(run: Run) 
     assert (status.state, status.step, status.steps, status.attempt) == (State.RUNNING, 3, 4, 1)
     assert (status.train_loss, status.tokens_per_second) == (1.0 / 3.0, 16.0)
     code = {"run": run.id, "asyncpp": asyncpp_version(), "commit": commit()}
-    assert run.metrics()[0] == {"kind": "start", "step": 0, "attempt": 1} | code
+    assert run.metrics()[0] == {"kind": "start", "step": 0, "tokens_per_step": 8, "attempt": 1} | code
 
 
 @pytest.mark.parametrize(
