@@ -21,6 +21,7 @@ from stages.comm.topology import Connection
 from stages.config.run_config import RunConfig
 from stages.config.segments import segment_program
 from stages.data.dataset import prepare
+from stages.data.shards import DataError, ShardWatch
 from stages.liveness.watchdog import ActivityTracker
 from stages.memory.measure import MemoryMeter
 from stages.metrics.recorder import Recorder
@@ -87,6 +88,9 @@ class TrainingLoop:
         self._rank_of_stage = program.rank_of_stage
         self._head_shards, self._tied_shards = program.head_shards, program.tied_shards
         self._corpus = prepare(config.data, spare=text_folder)
+        self._data: ShardWatch | None = None
+        if process is None or process.local_rank == 0:  # each machine sees its own
+            self._data = ShardWatch(self._corpus.shards())
         doing.begin("building the model", kind="building")
         self._ranks = build_ranks(
             config,
@@ -139,6 +143,7 @@ class TrainingLoop:
         Raises:
             RuntimeError: a measured delay is not the program's.
             SkippedTooOftenError: no gradient was finite for `train.max_skipped` updates.
+            DataError: the data has changed since the run began to read it.
         """
         self._start(start := self._load())
         config, stopped_at = self._config.train, None
@@ -163,6 +168,8 @@ class TrainingLoop:
             for state in self._stages
             for name, tensor in weights_and_biases(state, dtype=dtypes(self._config).master).items()
         }
+        if self._data is not None and (changed := self._data.change()):
+            raise DataError(changed)
         if stopped_at is None and done == config.steps:
             self._write_end(weights)
         elif stopped_at is None:
@@ -242,19 +249,23 @@ class TrainingLoop:
         program = self._program(first_step, steps)
         # None stands for no: everybody receives the first value that is something else.
         traces = [rank.executor.trace for rank in self._ranks]
-        not_finite, gave_up, failed, stop, wrong = self._meetings.first(
+        changed = None if self._data is None else self._data.change(thorough=done == self._end)
+        not_finite, gave_up, failed, stop, wrong, changed = self._meetings.first(
             next((trace.not_finite for trace in traces if trace.not_finite), None),
             next((trace.gave_up for trace in traces if trace.gave_up), None),
             self._saving_failed or None,
             self._stop() or None,
             staleness_problem(traces, analyze(program)),
+            changed,
         )
-        if gave_up or failed:
+        if gave_up or failed or changed:
             self._finish_saving()
         if gave_up:
             raise SkippedTooOftenError(f"{not_finite}, so {gave_up}" if not_finite else gave_up)
         if wrong:
             raise RuntimeError(wrong)
+        if changed:
+            raise DataError(str(changed))
         collected = self._meetings.at_writer(
             [
                 RankReport(

@@ -75,6 +75,11 @@ class Corpus:
     sources: tuple[Source, ...] = ()
     """Of a mixture, in the order in which `train` and `validation` have their splits."""
 
+    def shards(self) -> list[Shard]:
+        """Of everything that a run reads."""
+        sets = (shard for held_out in self.sets.values() for shard in held_out.shards)
+        return [*self.train, *self.validation, *sets]
+
     def held_out(self, name: str) -> HeldOut:
         """A validation set; `OWN_SPLIT` names that of the corpus itself."""
         if name != OWN_SPLIT:

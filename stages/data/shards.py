@@ -1,7 +1,9 @@
-"""Token shards on disk, read through memory maps."""
+"""Token shards on disk, read where they are."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-MOST_MAPS = 256
-"""Maximal number of open memory maps, each of which holds a file descriptor."""
+MOST_OPEN = 256
+"""Most files that are kept open."""
 
 
 class DataError(ValueError):
@@ -40,43 +42,119 @@ class Tokens:
     """The concatenated tokens of several shards.
 
     Args:
-        shards: in order. Their files are mapped, so they may be larger than memory.
+        shards: in order. They may be larger than memory.
     """
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = tuple(shards)
         self._ends = list(accumulate(shard.tokens for shard in shards))
-        self._map = lru_cache(maxsize=MOST_MAPS)(self._mapped)
+        self._open = lru_cache(maxsize=MOST_OPEN)(self._opened)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
     def rows(self, starts: np.ndarray, *, length: int) -> np.ndarray:
-        """Windows of `length` tokens, int64 `(len(starts), length)`; a window may span several shards."""
+        """Windows of `length` tokens, int64 `(len(starts), length)`; a window may span several shards.
+
+        Raises:
+            DataError: a file cannot be read, or is shorter than it was.
+        """
         out = np.empty((len(starts), length), dtype=np.int64)
         for row, start in zip(out, starts.tolist(), strict=True):
             index = bisect_right(self._ends, start)
             filled = 0
             while filled < length:
-                shard = self._map(index)
-                begin = start + filled - (self._ends[index] - len(shard))
-                part = shard[begin : begin + length - filled]
+                shard = self._shards[index]
+                begin = start + filled - (self._ends[index] - shard.tokens)
+                part = self._part(index, begin, min(length - filled, shard.tokens - begin))
                 row[filled : filled + len(part)] = part
                 filled += len(part)
                 index += 1
         return out
 
-    def _mapped(self, index: int) -> np.ndarray:
-        return mapped(self._shards[index])
+    def _part(self, index: int, begin: int, length: int) -> np.ndarray:
+        """Read, not mapped: a process that reads what is no longer there of a mapped file is killed."""
+        shard, dtype = self._shards[index], little_endian(self._shards[index].dtype)
+        offset = shard.header + (shard.first + begin) * dtype.itemsize
+        try:
+            raw = os.pread(self._open(index).descriptor, length * dtype.itemsize, offset)
+        except OSError as error:
+            raise DataError(f"{shard.file} cannot be read ({error.strerror})") from error
+        if len(raw) < length * dtype.itemsize:
+            raise DataError(
+                f"{shard.file} was truncated while it was read: it ends at byte {offset + len(raw)}"
+            )
+        return np.frombuffer(raw, dtype)
+
+    def _opened(self, index: int) -> _OpenFile:
+        return _OpenFile(self._shards[index].file)
 
 
-def mapped(shard: Shard) -> np.ndarray:
-    """Memory map of a shard's tokens, `(tokens,)` of its type."""
-    dtype = little_endian(shard.dtype)
-    if shard.tokens == 0:
-        return np.empty(0, dtype=dtype)
-    offset = shard.header + shard.first * dtype.itemsize
-    return np.memmap(shard.file, dtype=dtype, mode="r", offset=offset, shape=(shard.tokens,))
+class _OpenFile:
+    """Closed when nothing refers to it any more."""
+
+    def __init__(self, file: Path) -> None:
+        self.descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+
+class ShardWatch:
+    """Notices that the files of shards change after they were opened.
+
+    Args:
+        shards: of a run.
+    """
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self._shards = [shard for shard in shards if shard.tokens]
+        self._total = count(self._shards)
+        self._marks = {file: _mark(file) for file in {shard.file for shard in shards}}
+        self._sample = [self._digest(shard) for shard in self._shards]
+
+    def change(self, *, thorough: bool = False) -> str | None:
+        """The first change, in words.
+
+        Args:
+            thorough: read a sample of the tokens again, for a change that kept size and time.
+        """
+        for file, mark in self._marks.items():
+            if (now := _mark(file)) not in (None, mark):  # what is gone is still open
+                return f"{file} has changed since the run began to read it: {_difference(mark, now)}"
+        for shard, digest in zip(self._shards, self._sample, strict=True) if thorough else ():
+            if _mark(shard.file) is not None and self._digest(shard) != digest:
+                return f"{shard.file} has changed since the run began to read it: it has other tokens"
+        return None
+
+    def _digest(self, shard: Shard) -> bytes:
+        """A hash of some windows that are spread evenly over the shard."""
+        length = min(SAMPLE_LENGTH, shard.tokens)
+        windows = 1 + SAMPLES * shard.tokens // self._total
+        starts = np.linspace(0, shard.tokens - length, windows, dtype=np.int64)
+        return hashlib.sha256(Tokens([shard]).rows(starts, length=length).tobytes()).digest()
+
+
+SAMPLES, SAMPLE_LENGTH = 64, 8192
+"""About the number, and the length, of the windows that are read again at the end of a run."""
+
+
+def _mark(file: Path) -> tuple[int, int, int] | None:
+    """Size, modification time and inode."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return None
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+
+def _difference(before: tuple[int, int, int] | None, now: tuple[int, int, int] | None) -> str:
+    if before is None or now is None or before[2] != now[2]:
+        return "another file is there"
+    if before[0] != now[0]:
+        return f"{now[0]:,} bytes for {before[0]:,}"
+    return "it was written to"
 
 
 def little_endian(dtype: str) -> np.dtype:

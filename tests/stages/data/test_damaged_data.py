@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.shard_files import write_llm_c, write_megatron, write_nanogpt
+from support.small_runs import Rows, small_config
 
 from stages.config.run_config import DataConfig
 from stages.data.dataset import Corpus, DataError, find_corpus, prepare, vocabulary
 from stages.data.shards import Tokens, count
+from stages.trainer import replay
 
 TRAIN = [(7 * i + i * i) % 1000 for i in range(600)]
 VALIDATION = [(11 * i) % 900 for i in range(100)]
@@ -173,3 +179,68 @@ def test_a_manifest_with_other_values_is_refused_or_changes_no_token(
     config = DataConfig(path=str(damaged), context=8, sha256=sha256)
     cache = damaged.parent / "cache"
     assert is_refused(config, cache) or tokens_of(prepare(config, cache=cache)) == tokens
+
+
+class ChangesData(Rows):
+    """Changes the data when the run writes the row of a step."""
+
+    def __init__(self, change: Callable[[], None], *, step: int) -> None:
+        super().__init__()
+        self._change, self._step = change, step
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        super().append(row)
+        if row["kind"] == "step" and row["step"] == self._step:
+            self._change()
+
+
+def written_over(file: Path, *, keep_time: bool) -> None:
+    """Other tokens in the same file, maybe with the time of the former."""
+    stat = file.stat()
+    with file.open("r+b") as opened:
+        opened.write(bytes(stat.st_size))
+    if keep_time:
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def replaced(file: Path) -> None:
+    beside = file.with_suffix(".new")
+    shutil.copy2(file, beside)
+    beside.replace(file)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin", "other.bin"])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda file: written_over(file, keep_time=False), "it was written to"),
+        (lambda file: written_over(file, keep_time=True), "it has other tokens"),
+        (replaced, "another file is there"),
+        (lambda file: os.truncate(file, 200), "200 bytes for|was truncated while it was read"),
+        (lambda file: file.write_bytes(file.read_bytes() + b"more"), "bytes for"),
+        (Path.unlink, ""),
+    ],
+    ids=["written", "time kept", "replaced", "truncated", "longer", "gone"],
+)
+def test_data_that_changes_while_a_run_trains_ends_the_run_by_name(
+    change: Callable[[Path], object], says: str, name: str, tmp_path: Path
+) -> None:
+    """In place or not, of the split that is trained on, the held-out one or a further set; what is gone is
+    still open, and read."""
+    rng = np.random.default_rng(0)
+    for file in ("train.bin", "val.bin", "other.bin"):
+        write_nanogpt(tmp_path / file, rng.integers(1, 256, 3000).tolist())
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "other.bin").rename(tmp_path / "sets" / "other.bin")
+    config = small_config("1f1b", text=tmp_path, stages=1, steps=4, eval_interval=2)
+    config.data.validation = {"other": str(tmp_path / "sets")}
+    file = tmp_path / ("sets" if name == "other.bin" else "") / name
+    before = replay(config, recorder=Rows()).weights
+    rows = ChangesData(lambda: change(file), step=3)
+    if says:
+        with pytest.raises(DataError, match=f"{name}.*({says})"):
+            replay(config, recorder=rows)
+        assert not rows.of_kind("end")
+    else:
+        after = replay(config, recorder=rows).weights
+        assert all(torch.equal(after[key], tensor) for key, tensor in before.items())

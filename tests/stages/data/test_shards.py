@@ -21,7 +21,7 @@ from stages.config.run_config import DataConfig
 from stages.data.batches import Batches
 from stages.data.checksummed_json import write_checksummed
 from stages.data.dataset import DataError, prepare, vocabulary
-from stages.data.shards import Shard, Tokens, cut, mapped
+from stages.data.shards import Shard, Tokens, cut
 from stages.trainer import replay
 from stages.validation import ConfigError, check
 
@@ -46,7 +46,8 @@ def write_folder(folder: Path, kind: str) -> Path:
 
 
 def all_tokens(shards: tuple[Shard, ...]) -> list[int]:
-    return [token for shard in shards for token in mapped(shard).tolist()]
+    tokens = Tokens(shards)
+    return tokens.rows(np.zeros(1, np.int64), length=len(tokens))[0].tolist()
 
 
 @pytest.mark.parametrize("kind", ["llm.c", "nanogpt", "megatron"])
