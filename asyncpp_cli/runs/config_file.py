@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from asyncpp_cli.base.errors import DamagedError
-from asyncpp_cli.runs.settings import SettingError, assign, flatten, unset_keys
+from asyncpp_cli.runs.settings import SECTIONS, SettingError, assign, copy_of, flatten, unset_keys
 from stages.config.run_config import GONE, RunConfig
 
 # libyaml's reader and writer in C, if PyYAML was built with them, are ten times as fast.
@@ -21,16 +22,61 @@ _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 def config_text(config: RunConfig) -> str:
     """The configuration as YAML."""
-    sections = dataclasses.asdict(config)
-    del sections["gone"]
     # Section by section, cached: the writer is slow, and the cells of a matrix share most sections.
-    return "".join(_entry_text(json.dumps({key: entry})) for key, entry in sections.items())
+    texts = [json.dumps({key: entry}, default=vars) for key, entry in vars(config).items() if key != "gone"]
+    return "".join(map(_entry_text, texts))
 
 
 @functools.lru_cache(maxsize=10_000)
 def _entry_text(entry: str) -> str:
     """A top-level entry of a configuration, given as JSON, as YAML."""
     return str(yaml.dump(json.loads(entry), Dumper=_Dumper, sort_keys=False))
+
+
+def _by_entries(text: str) -> RunConfig | None:
+    """The configuration in a text, read entry by entry, as it is written; None if that is not its form."""
+    config = RunConfig()
+    gone: dict[str, Any] = {}
+    for entry in _ENTRIES.split(text):
+        try:
+            key, value, gone_of_entry = _read_entry(entry)
+        except (yaml.YAMLError, ValueError, RecursionError, SettingError):
+            return None  # to be named with its place in the whole
+        setattr(config, key, value)
+        gone |= gone_of_entry
+    config = copy_of(config)
+    config.gone = gone
+    return config
+
+
+_ENTRIES = re.compile(r"(?<=\n)(?=[a-z])")
+
+
+@functools.lru_cache(maxsize=10_000)
+def _read_entry(entry: str) -> tuple[str, Any, Mapping[str, Any]]:
+    """A top-level key, its value (a section with all its keys set, or a number), and what is gone of it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    content = yaml.load(entry, Loader=_Loader)
+    if not isinstance(content, dict) or len(content) != 1 or not content.keys() <= {*SECTIONS, "seed"}:
+        raise ValueError("not one entry")
+    [key], config = content, _of(content)
+    return key, getattr(config, key), config.gone
+
+
+def _of(content: Mapping[str, Any]) -> RunConfig:
+    """The configuration of these sections.
+
+    Raises:
+        SettingError: a key is unknown, or a value is not of its type.
+    """
+    config, settings = RunConfig(), flatten(content)
+    gone = {key: settings.pop(key, default) for key, default in GONE.items()}
+    config.gone = {key: value for key, value in gone.items() if value != GONE[key]}
+    assign(config, settings)
+    return config
 
 
 def read_config(file: Path) -> RunConfig:
@@ -40,14 +86,13 @@ def read_config(file: Path) -> RunConfig:
         DamagedError: the file is missing, or is not a complete run configuration.
     """
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
-        if not isinstance(content, dict):
-            raise DamagedError(f"{file} is not a run's configuration")
-        config = RunConfig()
-        settings = flatten(content)
-        gone = {key: settings.pop(key, default) for key, default in GONE.items()}
-        config.gone = {key: value for key, value in gone.items() if value != GONE[key]}
-        assign(config, settings)
+        text = file.read_text(encoding="utf-8")
+        config = _by_entries(text)
+        if config is None:
+            content = yaml.load(text, Loader=_Loader)
+            if not isinstance(content, dict):
+                raise DamagedError(f"{file} is not a run's configuration")
+            config = _of(content)
     except (OSError, UnicodeDecodeError) as error:
         raise DamagedError(f"{file} cannot be read ({error})") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -43,7 +43,7 @@ ONE = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=2"
 def made(tmp_path: Path, *changes: str, train: bool = False) -> tuple[Path, Run]:
     folder = tmp_path / "an experiment"
     succeeded("sweep", "quickstart", *TINY, *ONE, *changes, "--out", folder)
-    (run,) = open_experiment(folder).runs
+    run = open_experiment(folder).runs[0]
     if train:
         succeeded("train", run.folder, "--replay")
     return folder, run
@@ -86,6 +86,12 @@ def not_completed(tmp_path: Path) -> tuple[list[Ended], Check]:
     said = asyncpp("launch", folder, "--until", "1", "--replay")
     assert said.errors.endswith("--replay\n")
     return [said], lambda: state_of(folder) == {"completed"}
+
+
+def is_completed(tmp_path: Path) -> tuple[list[Ended], Check]:
+    folder, _ = made(tmp_path)
+    said = asyncpp("launch", folder, "--replay")
+    return [said], lambda: "<html" in Path("report.html").read_text()
 
 
 def has_failed(tmp_path: Path) -> tuple[list[Ended], Check]:
@@ -157,11 +163,11 @@ def nothing_would_change(tmp_path: Path) -> tuple[list[Ended], Check]:
 
 
 def it_is_running(tmp_path: Path) -> tuple[list[Ended], Check]:
-    folder, run = made(tmp_path)
+    folder, run = made(tmp_path, "matrix.seed=[0,1]")
     running(run)
-    said = [asyncpp("extend", folder, "--steps", "4", "--out", tmp_path / "new")]
+    said = [asyncpp("extend", folder, run.id, "--steps", "4", "--out", tmp_path / "new")]
     said += [asyncpp("remove", folder, run.id, "--yes")]
-    return said, lambda: state_of(folder) == {"interrupted"}
+    return said, lambda: state_of(folder) == {"interrupted", "pending"}
 
 
 def a_tuning_goes_on(tmp_path: Path) -> tuple[list[Ended], Check]:
@@ -193,8 +199,15 @@ def quickstart(tmp_path: Path) -> tuple[list[Ended], Check]:
 
 
 CASES = [
-    *(sweep_and_launch, a_gpu_is_needed, rehearsed, not_completed, has_failed, is_damaged, rows_are_lost),
-    *(a_configuration_is_damaged, a_folder_is_gone, ranks_are_missing, nothing_to_retry, extended),
+    *(sweep_and_launch, a_gpu_is_needed, rehearsed, not_completed, is_completed, has_failed, is_damaged),
+    *(
+        rows_are_lost,
+        a_configuration_is_damaged,
+        a_folder_is_gone,
+        ranks_are_missing,
+        nothing_to_retry,
+        extended,
+    ),
     *(nothing_would_change, it_is_running, a_tuning_goes_on, a_schedule_that_cannot_run, quickstart),
 ]
 ELSEWHERE = {
@@ -204,9 +217,6 @@ ELSEWHERE = {
     "launch/start.py:launch_on_cluster: cancel": "cluster/test_cluster_failures.py",
     "tune/tuning.py:_on_cluster: status": "cluster/test_cluster_tune.py",
     "launch/start.py:launch_locally: cancel": "asyncpp_cli/launch/test_cancel_elsewhere.py",
-    "launch/start.py:_next: report": "asyncpp_cli/report/test_report_command.py",
-    "launch/start.py:_next: report --format html --out report.html": "asyncpp_cli/report/test_report_page.py",
-    "experiment/removal.py:_check_idle: cancel": "asyncpp_cli/launch/test_cancel_elsewhere.py",
     "launch/start.py:resume_command: launch": "asyncpp_cli/commands/test_hints.py",
     "launch/start.py:resume_command: tune": "asyncpp_cli/commands/test_hints.py",
     "report/analysis/verdict.py:_with: sweep --out": "asyncpp_cli/report/test_verdict.py",
