@@ -131,8 +131,8 @@ def test_a_time_limit(slurm_conf: Path, tmp_path: Path, undisturbed: Run) -> Non
     # A run that is stopped in its tracks is in time for no limit, on however fast a machine.
     experiment = sweep(tmp_path / "e", *CHANGES, "site.grace=10", "site.timeout=300")
     (run,) = experiment.runs
-    # The shortest that SLURM knows: a minute. Without retries, for none is needed.
-    launch(experiment.folder, "--replay", site=site_file(tmp_path, time="1", signal_lead=20, retries=0))
+    # The shortest that leaves time before the signal: two minutes. Without retries, for none is needed.
+    launch(experiment.folder, "--replay", site=site_file(tmp_path, time="2", signal_lead=20, retries=0))
     wait_until_it_trains(run, 1)
     first = Attempt(run, 1)
     job = first.job
@@ -140,7 +140,7 @@ def test_a_time_limit(slurm_conf: Path, tmp_path: Path, undisturbed: Run) -> Non
     trainer, _ = first.processes(0)
     with suppress(ProcessLookupError):  # SLURM may send its signal a minute early, and then it has ended
         os.kill(trainer.pid, signal.SIGSTOP)
-    wait_for(lambda: first.stop_reason, seconds=120, why=lambda: (run.status(), squeue()))
+    wait_for(lambda: first.stop_reason, seconds=240, why=lambda: (run.status(), squeue()))
     with suppress(ProcessLookupError):
         os.kill(trainer.pid, signal.SIGCONT)
     wait_for(lambda: outcomes(run), seconds=60, why=lambda: (run.status(), squeue()))

@@ -55,7 +55,7 @@ def test_a_command_that_fails_is_a_remark(folder: Path) -> None:
     assert (code, "No such file" in errors) == (0, True)
 
 
-@pytest.mark.parametrize("value", ["mail me", [""], [1], {"a": "b"}])
+@pytest.mark.parametrize("value", ["mail me", [""], [[1]], {"a": "b"}])
 def test_a_command_that_is_no_list_of_words_is_refused(folder: Path, value: object) -> None:
     code, errors = launched(folder, value)
     assert code == 2

@@ -21,7 +21,6 @@ from support.launches import HOURS, Launched, is_training, sweep, wait_for
 from support.privileges import NOBODY, permitted
 from support.report_experiment import ExperimentFolder, settings
 
-from asyncpp_cli.launch import local_machine as launcher
 from asyncpp_cli.launch.common.supervisor import Supervisor
 from asyncpp_cli.launch.local_machine import Launcher, Task
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -97,28 +96,6 @@ class Unseen:
 
     def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
         """As the launcher calls it."""
-
-
-@pytest.mark.timeout(120)
-def test_a_stopped_supervisor_does_not_keep_a_launch_waiting(
-    attempt: Attempt, children: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launcher, "_SECONDS_BETWEEN_CHECKS", 0.0)
-    monkeypatch.setattr(launcher, "_SECONDS_AFTER_TRAINING", 0.0)
-    trains, supervises = children
-    processes = process_id(trains.pid), process_id(supervises.pid)
-    attempt.record_start(0, *processes)
-    stop(supervises)
-    trains.kill()
-    trains.wait()
-    # It is told to end already; that only reaches it once it goes on.
-    supervises.terminate()
-    task = Task(attempt.run, Resources(1, 1, 1, 0), steps=4, site=SiteConfig(grace=1.0))
-    machine = Machine(cores=1, gpus=())
-    [status] = Launcher([task], machine=machine, max_parallel=None, replay=True, progress=Unseen()).run()
-    assert status.state == State.FAILED
-    assert "rank 0 vanished" in status.reason
-    assert supervises.wait() == -signal.SIGTERM
 
 
 ANOTHER = NOBODY.replace("54321", "54322")
