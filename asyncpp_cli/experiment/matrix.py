@@ -100,13 +100,13 @@ def expand(template: Template, *, pinned: bool = True, confirmed: Confirmed = NO
             assign(shortened, {"train.steps": template.speed_steps})
             loss_of = _cell(configs[giver], axes).id
             resolved = ResolvedCell(structs.replace(_cell(shortened, axes), loss_of=loss_of), shortened)
-        digest = config_hash(resolved.config)
-        if digest in cells and giver is not None:
+        known = resolved.cell.id in cells  # it ends in the hash of all that makes the run
+        if known and giver is not None:
             continue  # the speed of an arm of several lengths
-        if digest in cells:
+        if known:
             same = describe(resolved.cell.axes)
             raise UserError(f"{template.source}: two cells of the matrix are the same run ({same})")
-        cells[digest] = resolved
+        cells[resolved.cell.id] = resolved
     if not cells:
         raise UserError(f"{template.source}: the matrix has no cell left (exclude removes all of them)")
     return list(cells.values())
