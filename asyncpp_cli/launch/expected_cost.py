@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.launch.common.options import NO_PAUSES, Pauses
-from asyncpp_cli.planner.cells import device_of, expected
+from asyncpp_cli.planner.cells import expected
 from asyncpp_cli.runs.attempts.cost import amount
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment
@@ -35,8 +35,6 @@ def expected_cost(
     """The expected cost of the runs that are not done, or of those in `only`; damaged ones are left out."""
     hours = []
     runs = unknown = 0
-    # A run that does not fit is reported by what follows, not here.
-    settings = device_of(site) | {"memory_gb": None}
     for cell in experiment.cells:
         run = experiment.run(cell.id)
         if only is not None and run.id not in only:
@@ -52,7 +50,9 @@ def expected_cost(
             continue
         until = min(config.train.steps, pauses.get(run.id, config.train.steps))
         steps = max(0, until - (run.saved_step or 0))
-        [estimate] = expected(experiment.template, [ResolvedCell(cell, config)], site=settings)
+        resolved = ResolvedCell(cell, config)
+        # A run that does not fit is reported by what follows, not here.
+        [estimate] = expected(experiment.template, [resolved], site=site, check_memory=False)
         of_run = estimate.gpu_hours(config, steps=steps)
         if of_run is not None:
             hours.append(of_run)

@@ -1,8 +1,9 @@
-"""Estimated memory and step time of each cell of a matrix; cells that do not fit their site are refused."""
+"""The machine that a plan assumes, and the estimated memory and step time of each cell of a matrix on it;
+cells that do not fit their site are refused."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,77 @@ from asyncpp_cli.runs.settings import copy_of, items
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.sites.resources import ranks_of
 from stages.config.run_config import RunConfig
+
+DEFAULT_GPU = "h100"
+"""GPU that a model alone is planned for, and whose times order layouts where nobody names one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a plan assumes of the machine that a run trains on."""
+
+    config: RunConfig
+    """The run's. Its section `site` says what memory and times are of: `device` is `cuda` or `cpu`."""
+    costs: Roofline | Measured
+    times_known: bool
+    """Whether the costs are those of the machine, since a GPU is named or they were measured."""
+    limit_gb: float | None
+    """Memory of a rank, 10^9 bytes; None: not known."""
+
+
+def planned_machine(
+    config: RunConfig,
+    *,
+    source: str = "",
+    device: str | None = None,
+    site: Site | None = None,
+    profile: Measured | None = None,
+    default: str | None = None,
+) -> Machine:
+    """The machine to plan a run for: a GPU, unless `site.device` is `cpu`, the site's nodes have no GPUs, or
+    the profile was measured on a CPU.
+
+    Args:
+        config: the run's.
+        source: of the configuration, for messages.
+        device: GPU that is asked for (`--device`): before what site and configuration name.
+        site: profile whose settings replace those of the configuration.
+        profile: measured times.
+        default: GPU where nobody names one.
+
+    Raises:
+        UserError: the GPU that is named is not known.
+    """
+    settings = {} if site is None else _device_of(site)
+    planned = replace(config.site, **settings)
+    key = f"{source}: site.gpu" if source else "site.gpu"
+    if site is not None and "gpu" in settings:
+        key = f"{site.file}: run.gpu"
+    if device is not None:
+        planned.device, planned.gpu, key = "cuda", device, "--device"
+        planned.memory_gb = settings.get("memory_gb")
+    if profile is not None:
+        planned.device = "cuda" if profile.threads is None else "cpu"
+    planned.device = "cpu" if planned.device == "cpu" else "cuda"
+    named = None if planned.device == "cpu" else planned.gpu or default
+    gpu = find_device(named or planned.gpu or DEFAULT_GPU, key=key)
+    planned.gpu = named
+    limit = planned.memory_gb
+    return Machine(
+        config=replace(config, site=planned),
+        costs=profile or Roofline(gpu),
+        times_known=named is not None or profile is not None,
+        limit_gb=gpu.usable_gb if limit is None and named is not None else limit,
+    )
+
+
+def _device_of(site: Site) -> dict[str, Any]:
+    """Settings of the section `site` by which a profile says what its ranks run on."""
+    keys = ("device", "memory_gb", "gpu", "threads")
+    found = {key: value for key, value in site.run.items() if key in keys}
+    if site.scheduler == "slurm" and not site.gpus_per_node and not found.keys() & {"device", "gpu"}:
+        found["device"] = "cpu"
+    return found
 
 
 @dataclass(frozen=True)
@@ -46,26 +118,34 @@ class Expected:
 
 
 def expected(
-    source: str, cells: Sequence[ResolvedCell], *, site: Mapping[str, Any], profiles: Sequence[Measured] = ()
+    source: str,
+    cells: Sequence[ResolvedCell],
+    *,
+    site: Site | None,
+    profiles: Sequence[Measured] = (),
+    check_memory: bool = True,
 ) -> list[Expected]:
     """Estimate every cell.
 
     Args:
         source: the template, for messages.
         cells: valid cells.
-        site: settings of the section `site` that replace the cells' own.
+        site: profile whose settings replace the cells' own.
         profiles: measured times; a cell takes the first one that was measured for it.
+        check_memory: refuse cells that need more than `site.memory_gb`.
 
     Raises:
-        UserError: a cell needs more memory than `site.memory_gb`, or `site.gpu` is not known.
+        UserError: a cell is refused, or its GPU is not known.
     """
     estimates: dict[str, Expected] = {}
     of_cells = []
     for resolved in cells:
-        config = replace(resolved.config, site=replace(resolved.config.site, **site))
-        key = estimate_key(config)
+        machine = planned_machine(resolved.config, source=source, site=site)
+        if profile := next((profile for profile in profiles if profile.is_for(machine.config)), None):
+            machine = planned_machine(machine.config, source=source, profile=profile)
+        key = estimate_key(machine.config)
         if key not in estimates:
-            estimates[key] = _expected(source, ResolvedCell(resolved.cell, config), profiles)
+            estimates[key] = _expected(source, resolved, machine, check_memory=check_memory)
         of_cells.append(estimates[key])
     return of_cells
 
@@ -84,7 +164,7 @@ _WITHOUT_EFFECT = frozenset(
         "data": "path sha256 validation_share headline",
         "train": "steps eval_interval eval_microbatches eval_tokens clip_norm max_skipped "
         "checkpoint_interval profile_steps",
-        "site": "device timeout start_timeout grace save_timeout keep_checkpoints peak_tflops",
+        "site": "timeout start_timeout grace save_timeout keep_checkpoints peak_tflops",
     }.items()
     for name in names.split()
 ) | {"seed"}
@@ -92,27 +172,18 @@ _WITHOUT_EFFECT = frozenset(
 here the estimates are only made more often."""
 
 
-def device_of(site: Site) -> dict[str, Any]:
-    """`memory_gb`, `gpu` and `threads` of a site profile, where it sets them."""
-    return {key: value for key, value in site.run.items() if key in ("memory_gb", "gpu", "threads")}
-
-
-def _expected(source: str, resolved: ResolvedCell, profiles: Sequence[Measured]) -> Expected:
-    config = resolved.config
+def _expected(source: str, resolved: ResolvedCell, machine: Machine, *, check_memory: bool) -> Expected:
+    config, costs = machine.config, machine.costs
     if config.model.factory is not None:
         return Expected(None, None)
-    profile = next((profile for profile in profiles if profile.is_for(config)), None)
-    costs: CostModel = profile or Roofline(find_device(config.site.gpu or "h100", key=f"{source}: site.gpu"))
     planned = estimate(config, costs, limit_gb=None)
     limit = config.site.memory_gb
-    if limit is not None and planned.memory_gb > limit:
+    if check_memory and limit is not None and planned.memory_gb > limit:
         raise UserError(
             f"{source}: site.memory_gb: {_excess(planned, limit)} "
             f"(cell {describe(resolved.cell.axes)}); {_advice(config, costs, limit)}"
         )
-    if profile is not None:
-        return Expected(planned.memory_gb, planned.step.seconds, profile.threads)
-    return Expected(planned.memory_gb, planned.step.seconds if config.site.gpu is not None else None)
+    return Expected(planned.memory_gb, planned.step.seconds if machine.times_known else None, costs.threads)
 
 
 def _excess(planned: Estimate, limit: float) -> str:

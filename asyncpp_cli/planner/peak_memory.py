@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from optimizers.corrections.catalogue import CORRECTIONS, correction_copies
 from optimizers.state_size import step_values
 from stages.config.run_config import RunConfig, chosen_correction, optimizer_options
-from stages.memory.estimate import head_chunk_rows, sizes, tied_values
+from stages.memory.estimate import head_chunk_rows, planned_on_gpu, sizes, tied_values
 from stages.shape.activations import INDEX_BYTES
 from stages.shape.families import describe
 from stages.shape.head_chunks import shard_chunk
@@ -85,7 +85,7 @@ def _slot_tensors(config: RunConfig, cut: StageCut) -> int:
 
 def _shard_values(config: RunConfig, rows: range) -> int:
     """Logits that a shard of the head computes at once."""
-    chunk = shard_chunk(rows=len(rows), wide=sizes(config).wide, on_gpu=config.site.device != "cpu")
+    chunk = shard_chunk(rows=len(rows), wide=sizes(config).wide, on_gpu=planned_on_gpu(config))
     return min(chunk, config.train.microbatch_size * config.data.context) * len(rows)
 
 

@@ -15,7 +15,7 @@ from schedules.head_shards import EMBEDDED_AHEAD
 from schedules.messages import Kind, channels_between_ranks
 from stages.config.run_config import RunConfig
 from stages.config.segments import has_tied_shards, schedule_facts, schedule_options
-from stages.memory.estimate import Course, course_of
+from stages.memory.estimate import Course, course_of, planned_on_gpu
 from stages.schedule_validation import tied_problem
 from stages.weights.gradient_buffers import gradient_buffers
 
@@ -59,7 +59,7 @@ class Shape(NamedTuple):
             shard_head,
             has_tied_shards(config),
             config.parallel.data > 1,
-            config.site.device != "cpu",
+            planned_on_gpu(config),
         )
 
 

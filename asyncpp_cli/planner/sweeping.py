@@ -71,9 +71,9 @@ def _expected(
     source: str, cells: Sequence[ResolvedCell], *, site: str | None, files: Sequence[Path]
 ) -> list[Expected]:
     """The planner, imported where it is needed alone: it takes longer than all else."""
-    from asyncpp_cli.planner.cells import device_of, expected
+    from asyncpp_cli.planner.cells import expected
     from asyncpp_cli.planner.costs.profile_costs import read_profile
     from asyncpp_cli.sites.profile import find_site
 
-    device = {} if site is None else device_of(find_site(site))
-    return expected(source, cells, site=device, profiles=[read_profile(file) for file in files])
+    profiles = [read_profile(file) for file in files]
+    return expected(source, cells, site=None if site is None else find_site(site), profiles=profiles)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from asyncpp_cli.base.atomic_files import real_folder, write_output
 from asyncpp_cli.base.console import say
+from asyncpp_cli.planner.cells import DEFAULT_GPU
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.analysis.cells import CellResult
-from asyncpp_cli.report.analysis.transfer import DEVICE, Target, Transfer, transfers
+from asyncpp_cli.report.analysis.transfer import Target, Transfer, transfers
 from asyncpp_cli.report.analysis.verdict import verdicts
 from asyncpp_cli.report.formats.options import ReportOptions
 from asyncpp_cli.report.formats.terminal import to_table
@@ -73,7 +74,7 @@ def _transfers(cells: Sequence[CellResult], options: ReportOptions) -> list[Tran
         model=options.model,
         gpus=options.gpus,
         tokens_per_step=options.tokens_per_step,
-        device=options.device or DEVICE,
+        device=options.device or DEFAULT_GPU,
     )
     return transfers(verdicts(cells), target)
 

@@ -76,13 +76,12 @@ def sizes(config: RunConfig) -> Sizes:
     master, replica, wide = {"float32": (4, 4, 4), "float64": (8, 8, 8), "bfloat16": (4, 2, 4)}[
         config.train.precision
     ]
-    return Sizes(master=master, replica=replica, wide=wide, fused=_runs_on_a_gpu(config))
+    return Sizes(master=master, replica=replica, wide=wide, fused=planned_on_gpu(config))
 
 
-def _runs_on_a_gpu(config: RunConfig) -> bool:
-    """As far as the configuration says; `auto` without a named GPU is planned as a CPU, which takes more."""
-    site = config.site
-    return site.device == "cuda" or (site.device == "auto" and site.gpu is not None)
+def planned_on_gpu(config: RunConfig) -> bool:
+    """Whether memory and times are those of a GPU: unless `site.device` is `cpu`."""
+    return config.site.device != "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +261,7 @@ def _document_bytes(config: RunConfig, cut: StageCut) -> int:
     rotates = any(half % 2 == 0 for half in cut.halves) or (config.train.recompute == "full" and cut.blocks)
     table = 2 * tokens * head_dim(config.model) * sizes(config).wide if rotates else 0
     in_host_memory = INDEX_BYTES * (tokens + 2)
-    return table + INT32_BYTES * (2 * tokens + 1) + (0 if _runs_on_a_gpu(config) else in_host_memory)
+    return table + INT32_BYTES * (2 * tokens + 1) + (0 if planned_on_gpu(config) else in_host_memory)
 
 
 def head_chunk_rows(config: RunConfig) -> int | None:
@@ -275,7 +274,7 @@ def head_chunk_rows(config: RunConfig) -> int | None:
         width=model.width,
         vocabulary=model.vocab_size,
         wide=sizes(config).wide,
-        on_gpu=config.site.device != "cpu",
+        on_gpu=planned_on_gpu(config),
         always=has_terms(model),
     )
 

@@ -195,7 +195,7 @@ def plan(
         raise UserError("--out, and several --tokens-per-step, are accepted with --map")
     tokens = tokens_per_step[0] if tokens_per_step else base.tokens_per_step
     estimates = ranked(
-        base.config,
+        order.base.config,
         gpus=gpus,
         tokens_per_step=tokens,
         names=names,
@@ -412,28 +412,25 @@ def _order(
     measured: Measured | None,
     memory: float | None,
 ) -> _Order:
-    from asyncpp_cli.planner.cells import device_of
-    from asyncpp_cli.planner.costs.devices import find_device
-    from asyncpp_cli.planner.costs.roofline import Roofline
+    from asyncpp_cli.planner.cells import DEFAULT_GPU, planned_machine
     from asyncpp_cli.sites.profile import find_site
 
-    site_device = {} if site is None else device_of(find_site(site))
-    named = device or site_device.get("gpu") or base.config.site.gpu
-    key = "--device" if device else f"--site {site}: gpu" if "gpu" in site_device else "site.gpu"
-    gpu = find_device(named or "h100", key=key)
-    costs: CostModel = Roofline(gpu) if measured is None else measured
-    on_gpus = named is not None or base.is_model
-    limit = memory if memory is not None else site_device.get("memory_gb")
-    if limit is None:
-        limit = gpu.usable_gb if on_gpus else math.inf
-    if not limit > 0:
-        raise UserError(f"--memory {limit:g}: accepted: a positive number, 10^9 bytes")
+    if memory is not None and not memory > 0:
+        raise UserError(f"--memory {memory:g}: accepted: a positive number, 10^9 bytes")
+    machine = planned_machine(
+        base.config,
+        device=device,
+        site=None if site is None else find_site(site),
+        profile=measured,
+        default=DEFAULT_GPU if base.is_model else None,
+    )
+    limit = machine.limit_gb if memory is None else memory
     return _Order(
-        base=base,
+        base=replace(base, config=machine.config),
         gpus=gpus,
-        costs=costs,
-        limit_gb=float(limit),
-        times_known=on_gpus or measured is not None,
+        costs=machine.costs,
+        limit_gb=math.inf if limit is None else limit,
+        times_known=machine.times_known,
     )
 
 

@@ -22,8 +22,12 @@ def rehearse(
         typer.Option(metavar="N", min=0, help="Only this rank of the pipeline; can be repeated."),
     ] = None,
     device: Annotated[
-        str, typer.Option(metavar="cuda|cpu", help="The kind of device that is pretended.")
-    ] = "cuda",
+        str | None,
+        typer.Option(
+            metavar="cuda|cpu",
+            help="Kind of device that is pretended; default: as planned, cuda unless site.device is cpu.",
+        ),
+    ] = None,
     csv: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also write all numbers, a row for each rank.", dir_okay=False),
@@ -41,18 +45,19 @@ def rehearse(
     from asyncpp_cli.base.console import say
     from asyncpp_cli.base.errors import UserError
     from asyncpp_cli.experiment.run_data import config_to_train
-    from asyncpp_cli.planner.cells import estimate_key
+    from asyncpp_cli.planner.cells import estimate_key, planned_machine
     from asyncpp_cli.planner.rehearsal import NOT_REHEARSED, write_csv
     from asyncpp_cli.planner.rehearsal import rehearse as rehearsed
     from asyncpp_cli.runs.experiment_folder import runs_named
 
-    if device not in ("cuda", "cpu"):
+    if device not in (None, "cuda", "cpu"):
         raise UserError(f"--device is {device}; accepted: cuda, cpu")
     experiment, named = runs_named(folder, runs)
     configs: dict[str, tuple[str, RunConfig]] = {}
     cells: dict[str, int] = {}
     for run in named or experiment.runs:
-        config = config_to_train(run)
+        config = planned_machine(config_to_train(run), source=run.id).config
+        config.site.device = device or config.site.device
         key = estimate_key(config)
         cells[key] = cells.get(key, 0) + 1
         configs.setdefault(key, (run.id, config))
@@ -63,7 +68,7 @@ def rehearse(
             raise UserError(f"--rank {outside[0]}: {name} has ranks 0 to {config.parallel.stages - 1}")
         further = f" and {cells[key] - 1} like it" if cells[key] > 1 else ""
         compared = []
-        for each in rehearsed(config, device=device, ranks=rank):
+        for each in rehearsed(config, device=config.site.device, ranks=rank):
             say(f"{name}: rank {each.found.rank}, {each.found.seconds:.0f} s")
             compared.append(each)
             records.append(each.record(config))

@@ -9,14 +9,10 @@ from typing import Any
 
 import schedules
 from asyncpp_cli.planner.base_config import base_of
-from asyncpp_cli.planner.costs.devices import find_device
-from asyncpp_cli.planner.costs.roofline import Roofline
+from asyncpp_cli.planner.cells import DEFAULT_GPU, planned_machine
 from asyncpp_cli.planner.decision import KINDS, Best, best_layouts
 from asyncpp_cli.planner.layouts import CONSIDERED
 from asyncpp_cli.report.analysis.verdict import DOES_NOT_PAY, PAYS, UNDECIDED, Verdict
-
-DEVICE = "h100"
-"""GPU that is planned for unless another is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +23,7 @@ class Target:
     gpus: int
     tokens_per_step: int | None = None
     """None: those of `asyncpp plan`."""
-    device: str = DEVICE
+    device: str = DEFAULT_GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,19 +107,20 @@ def transfers(found: Sequence[Verdict], target: Target) -> list[Transfer]:
     Raises:
         UserError: there is no such model or device, or no layout of so many GPUs and tokens.
     """
-    costs = Roofline(find_device(target.device, key="--device"))
 
     @cache
     def planned(optimizer: str, delayed: tuple[str, ...]) -> tuple[int, Best | None, Best | None]:
         base = base_of(target.model, [f"optimizer={optimizer}"])
         tokens = target.tokens_per_step or base.tokens_per_step
+        machine = planned_machine(base.config, device=target.device)
+        assert machine.limit_gb is not None  # of a GPU that is named
         best = best_layouts(
-            base.config,
+            machine.config,
             gpus=target.gpus,
             tokens_per_step=tokens,
             names=[name for name in CONSIDERED if schedules.is_synchronous(name)] + list(delayed),
-            costs=costs,
-            limit_gb=costs.device.usable_gb,
+            costs=machine.costs,
+            limit_gb=machine.limit_gb,
         )
         return tokens, best[KINDS[0]], best[KINDS[1]]
 

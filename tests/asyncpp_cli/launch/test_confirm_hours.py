@@ -60,7 +60,7 @@ def test_the_expected_cost_is_that_of_the_steps_to_train(folder: Path) -> None:
     cost = expected_cost(open_experiment(folder), find_site(str(site(folder, 0))))
     experiment = open_experiment(folder)
     cell = ResolvedCell(experiment.cells[0], experiment.runs[0].config())
-    [estimate] = expected("trial.yaml", [cell], site={"gpu": "h100"})
+    [estimate] = expected("trial.yaml", [cell], site=find_site(str(site(folder, 0))))
     assert estimate.step_seconds is not None
     # Two ranks each.
     assert cost.gpu_hours == pytest.approx(2 * 10_000_000 * estimate.step_seconds * 2 / 3600)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -15,12 +16,15 @@ from typing import Any
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
 
+from asyncpp_cli.experiment.matrix import expand
+from asyncpp_cli.experiment.template import load
 from asyncpp_cli.planner.balance import efficiency
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.cells import estimate_key
 from asyncpp_cli.planner.costs.devices import CONTEXT_GB, DEVICES, find_device
 from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes, Roofline
 from asyncpp_cli.planner.estimate import (
+    OF_THE_DEVICE,
     WORTH_A_CUT,
     Estimate,
     _fitting_cuts,
@@ -493,6 +497,7 @@ def test_a_sweep_plans_only_when_it_is_asked(tmp_path: Path) -> None:
         ({"parallel.shard_gradients": True}, False),
         ({"optimizer.beta1": 0.5}, False),
         ({"site.memory_gb": 3.0}, False),
+        ({"site.device": "cpu"}, False),
         ({"optimizer.lr": 0.5}, True),
         ({"seed": 3}, True),
         ({"data.path": "elsewhere"}, True),
@@ -575,3 +580,69 @@ def test_a_bound_knows_the_halves_of_blocks_and_what_ranks_can_hold() -> None:
     held = [0.4] * 28 + [44.0] * 4
     assert least_seconds(config, COSTS, most_blocks=held) > 64 * 7 * (attention + mlp)
     assert least_seconds(config, COSTS, most_blocks=[0.4] * 32) == inf
+
+
+ON_CPU = "scheduler: slurm\n"
+OF_H100 = "scheduler: slurm\ngpus_per_node: 8\nrun: {gpu: h100}\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "site", "device", "expected"),
+    [
+        (["site.gpu=h100"], None, None, "h100"),
+        (["site.gpu=a100"], OF_H100, None, "h100"),
+        (["site.device=cuda", "site.gpu=h100"], None, None, "h100"),
+        ([], OF_H100, None, "h100"),
+        ([], None, "h100", "h100"),
+        (["site.device=cpu"], None, "h100", "h100"),
+        (["site.gpu=a100"], OF_H100.replace("h100", "l40s"), "h100", "h100"),
+        ([], None, None, None),
+        (["site.device=cuda"], None, None, None),
+        (["site.device=cpu", "site.gpu=h100"], None, None, "cpu"),
+        ([], ON_CPU, None, "cpu"),
+    ],
+)
+def test_every_command_plans_for_the_same_device(
+    tmp_path: Path, changes: list[str], site: str | None, device: str | None, expected: str | None
+) -> None:
+    """Norms, chunks of the head and buffers differ between a CPU and a GPU."""
+    run = ["model=nano", "parallel.stages=2", "train.precision=bfloat16", "schedule.microbatches=4"]
+    run += ["optimizer.lr=1e-3", "optimizer=adamw", "model.layers=4", "train.recompute=none", "train.steps=4"]
+    template = tmp_path / "cells.yaml"
+    template.write_text("name: cells\nmatrix: {schedule: [1f1b]}\n")
+    options: list[str | Path] = []
+    if site is not None:
+        (tmp_path / "here.yaml").write_text(site)
+        options = ["--site", tmp_path / "here.yaml"]
+    of_device = [] if device is None else ["--device", device]
+    [cell] = expand(load(str(template), run))
+    config = copy_of(cell.config)
+    config.site.device = "cpu" if expected == "cpu" else "cuda"
+    own = own_estimate(config, COSTS)
+    held = [{kind: round(size) for kind, size in of_rank.items()} for of_rank in own.memory]
+
+    what = [*map(str, (template, *run, *changes)), "--gpus", "2", "--schedule", "1f1b"]
+    listed = planned(*what, *map(str, options), *of_device)
+    [same] = [
+        row
+        for row in listed
+        if (row["stages"], row["microbatches"], row["recompute"], row["shard_head"]) == (2, 4, "none", False)
+    ]
+    assert (same["memory"], same["step_time"]) == (held, own.step.seconds)
+    if expected == "h100":
+        best = json.loads(succeeded("plan", *what, "--map", "--json", *options, *of_device).output)
+        [point] = [point for point in best if point["tokens_per_step"] == tokens_per_step(config)]
+        assert {key: point["synchronous"][key] for key in listed[0]} == listed[0]
+    if device is None:
+        [swept] = json.loads(
+            succeeded("sweep", template, *run, *changes, "--list", "--json", *options).output
+        )
+        assert swept["memory_gb"] == own.memory_gb
+        assert swept["step_seconds"] == (own.step.seconds if expected == "h100" else None)
+    if device is None and site is None:
+        succeeded("sweep", template, *run, *changes, "--out", tmp_path / "e")
+        rehearsed = asyncpp("rehearse", tmp_path / "e", "--csv", tmp_path / "ranks.csv")
+        assert rehearsed.code in (0, 1), rehearsed.errors
+        rows = list(csv.DictReader((tmp_path / "ranks.csv").read_text().splitlines()))
+        of_tensors = [sum(n for kind, n in of.items() if kind not in OF_THE_DEVICE) for of in held]
+        assert [int(row["planned_bytes"]) for row in rows] == of_tensors

@@ -454,6 +454,12 @@ def test_steps_are_carried_over_to_a_planned_run() -> None:
     assert delayed is not None
     speed = synchronous.layout.step.seconds / delayed.layout.step.seconds
     assert carried.speed == pytest.approx(speed)
+    size = ("--gpus", "4", "--tokens-per-step", str(2**14))
+    listed = json.loads(succeeded("plan", "135m", "optimizer=muon", *size, "--json").output)
+    first = next(row for row in listed if is_synchronous(row["schedule"]))
+    assert carried.synchronous is not None
+    assert carried.synchronous.layout.step.seconds == first["step_time"]
+    assert list(carried.synchronous.layout.memory) == first["memory"]
     assert found[0].steps is not None
     assert carried.times is not None
     assert carried.times[0] == pytest.approx(found[0].steps.ratio / speed)

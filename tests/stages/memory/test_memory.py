@@ -61,7 +61,9 @@ def config_of(schedule: str, text: Path, **changed: Any) -> RunConfig:
     """A run whose stages have one block each, but one of them two; more micro-batches than ranks."""
     microbatches, layers = (6, 7) if schedule in TWO_STAGES_A_RANK else (4, 4)
     options = {"stages": 3, "microbatches": microbatches, "layers": layers, "steps": 3, "eval_interval": 9}
-    return small_config(schedule, text=text, **{**options, **OPTIONS.get(schedule, {}), **changed})
+    config = small_config(schedule, text=text, **{**options, **OPTIONS.get(schedule, {}), **changed})
+    config.site.device = "cpu"
+    return config
 
 
 def measured(config: RunConfig) -> dict[str, list[int]]:

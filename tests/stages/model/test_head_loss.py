@@ -187,6 +187,7 @@ def test_memory_is_what_the_plan_says(schedule: str, precision: str, text: Path,
     config = small_config(
         schedule, text=text, microbatches=3, layers=2, steps=2, eval_interval=9, precision=precision
     )
+    config.site.device = "cpu"
     rows = Rows()
     replay(config, recorder=rows)
     measured = rows.of_kind("segment")[-1]["memory"]
