@@ -33,8 +33,6 @@ _TIME = Meta(
     pattern=r"\A(\d{1,7}|(\d{1,5}-)?\d{1,5}(:\d{1,2}){0,2})\Z",
     description="'MINUTES', 'HH:MM:SS', 'D-HH:MM:SS'",
 )
-_EARLY = 60
-"""Seconds by which SLURM may signal a job early."""
 _MEMORY = Meta(pattern=r"\A\d+[KMGT]?\Z", description="an amount of memory: 64G, 900M")
 _NODES = Meta(pattern=r"\A[A-Za-z0-9_.,\[\]-]+\Z", description="nodes in sbatch's notation: n[3-4],n7")
 _INTERFACE = Meta(pattern=r"\A[A-Za-z0-9_.:-]+\Z", description="the name of an interface")
@@ -89,7 +87,7 @@ class Site:
     `"4:00"` is four minutes. A longer run resumes in the next job."""
     signal_lead: int = 120
     """Seconds before the time limit at which a job is signalled to save and requeue itself; at least
-    `site.grace` + 10, and more than a minute less than `time`: SLURM may be a minute early."""
+    `site.grace` + 10, and less than `time`. SLURM may be a minute early."""
     retries: Count = 2
     """How often a failed run is started again; also `launch --retries`. Preempted runs are always
     requeued."""
@@ -252,13 +250,12 @@ def _check(site: Site) -> None:
             "signal_lead", f"{site.signal_lead} s are too few; accepted: at least run.grace ({grace:g}) + 10"
         )
     limit = seconds_of(site.time)
-    if site.scheduler == "slurm" and site.signal_lead + _EARLY >= limit:
+    if site.scheduler == "slurm" and site.signal_lead >= limit:
         note = time_note(site.time) or f'"{site.time}" is {limit / 60:g} minutes'
         refuse(
             "signal_lead",
-            f"{site.signal_lead} s before the limit, and up to a minute earlier, a job is told to end, which "
-            f"leaves none of its time ({note}); accepted: a longer time"
-            + (f", or less than {limit - _EARLY:g}" if limit - _EARLY > grace + 10 else ""),
+            f"{site.signal_lead} s before its time limit a job is told to end, which is before it starts "
+            f"({note}); accepted: a longer time, or less than {limit:g}",
         )
 
 

@@ -80,19 +80,12 @@ def test_a_user_profile_is_found_by_name_and_by_path(own_profiles: Path, tmp_pat
         ("run: {threds: 2}", "run.threds: unknown key; did you mean site.threads?"),
         ("run: {grace: 200}", "signal_lead: 120 s are too few; accepted: at least run.grace (200)"),
         # sbatch's MINUTES:SECONDS, meant as hours.
+        ("time: '4:00'\nsignal_lead: 300", "signal_lead: 300 s before its time limit a job is told to end, "),
         (
-            "time: '4:00'\nsignal_lead: 300",
-            "signal_lead: 300 s before the limit, and up to a minute earlier, a ",
+            "time: '2'",
+            "signal_lead: 120 s before its time limit a job is told to end, which is before",
         ),
-        (
-            "time: '4:00'\nsignal_lead: 180",
-            "signal_lead: 180 s before the limit, and up to a minute earlier, a ",
-        ),
-        (
-            "time: '3'",
-            "signal_lead: 120 s before the limit, and up to a minute earlier, a job is told to end, ",
-        ),
-        ("time: '0:30'\nsignal_lead: 20", "signal_lead: 20 s before"),
+        ("time: '0:30'\nsignal_lead: 30", "signal_lead: 30 s before its time limit"),
         ("time: '1-1440-1'", 'time is "1-1440-1"; accepted:'),
         ("time: '4h'", 'time is "4h"; accepted:'),
         ("array_limit: 0", "array_limit is 0; accepted: a whole number >= 1"),
