@@ -74,7 +74,7 @@ def test_a_run_takes_the_rates_of_its_schedule(text: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "key", "says"),
     [
-        ({"schedule": "cosin"}, "optimizer.schedule", "'cosin' is not known; accepted: cosine, linear"),
+        ({"schedule": "cosin"}, "optimizer.schedule", r"did you mean cosine\? accepted: cosine, linear"),
         ({"decay_share": 0.5}, "optimizer.decay_share", "of wsd, not of cosine; accepted with it: null"),
         ({"schedule": "wsd", "decay_share": 0.0}, "optimizer.decay_share", "must be above 0"),
         ({"schedule": "wsd", "decay_share": 0.95}, "optimizer.decay_share", "accepted with it: at most 0.9"),
