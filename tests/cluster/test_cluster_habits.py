@@ -42,7 +42,9 @@ def test_habits_change_nothing_that_is_believed_of_a_running_run(slurm_conf: Pat
         assert [(check["check"], check["ok"]) for check in doctor] == [
             (check["check"], check["ok"]) for check in before
         ]
-        assert "Submitted 2 of 2 runs" in launch(experiment.folder, "--replay", site=site)
+        submitted = launch(experiment.folder, "--replay", site=site)
+        assert "Submitted 2 of 2 runs" in submitted
+        assert "on testcluster, the cluster of slurm.conf: SLURM_CLUSTERS (1) is not read" in submitted
         wait_for(lambda: first.status().step > 0, seconds=100, why=lambda: (statuses(), tmp_path))
 
         def statuses() -> list[tuple[str, str]]:
