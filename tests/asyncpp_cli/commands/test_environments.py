@@ -20,7 +20,6 @@ from support.files import ROOT
 from support.privileges import NOBODY, permitted
 from support.report_experiment import ExperimentFolder, begun, settings
 
-from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
 
 SCRIPT = ROOT / "tests" / "support" / "every_command.py"
@@ -36,7 +35,6 @@ ENVIRONMENTS = {
     "no home, ascii": ("", f"{NOBODY} {NO_HOME} PYTHONIOENCODING=ascii LC_ALL=C", "plain"),
     "read-only": ("mount --bind {0} {0} && mount -o remount,bind,ro {0} && ", "", "read-only"),
     "full": ("mount -t tmpfs -o size=2m none {0} && cp -r {0}.copy/. {0} && ", "", "full"),
-    "no processes": ("", f"{NOBODY} prlimit --nproc=1", "few"),
 }
 
 
@@ -153,14 +151,6 @@ def test_every_command(environment: str, ended: Callable[[str], Ended]) -> None:
         assert reason in errors["sweep quickstart --out DIR/new"]
         assert reason in errors["launch DIR/c"]
         assert reason in errors["train DIR/c/runs/run-0 --replay"]
-    if environment == "no processes":
-        for words in ("report DIR/e", "launch DIR/c", "quickstart --out DIR/quick", "doctor --dir DIR"):
-            assert code[words] == 1
-            assert "no more processes or threads are allowed here" in errors[words]
-            assert len(errors[words].splitlines()) <= (1 if words.startswith(("report", "doctor")) else 8)
-        run = Run(folder / "c" / "runs" / "run-0")
-        assert run.status().state == State.INTERRUPTED
-        assert "could not be started" in run.status().reason
     if environment == "80 columns":
         for end in ends:
             of_fixed_form = {"--json", "csv"} & set(end["arguments"])
