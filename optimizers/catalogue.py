@@ -18,7 +18,6 @@ from optimizers.shared_options import (
     adam_options,
     decay_rate,
     epsilon,
-    orthogonal_flops,
 )
 
 
@@ -34,10 +33,6 @@ def _look_ahead(settings: Settings) -> str:
 
 def _orthogonal_growth(settings: Settings) -> float:
     return 0.5 if settings["scale"] == "match-rms" else 0.0
-
-
-def _orthogonal(settings: Settings, smaller: int, larger: int) -> int:
-    return orthogonal_flops(smaller, larger, str(settings["iteration"]))
 
 
 _ADAMW = Rule(
@@ -147,7 +142,7 @@ _METHODS = (
             step=_look_ahead,
             batch="3 rows columns",
             state="rows columns",
-            flops=_orthogonal,
+            matrix_iterations=5,
             momentum="momentum",
         ),
         others=_AUXILIARY_ADAMW,
@@ -174,7 +169,7 @@ _METHODS = (
             step=_look_ahead,
             batch="3 rows columns",
             state="rows columns + rows",
-            flops=_orthogonal,
+            matrix_iterations=5,
             momentum="momentum",
         ),
         others=_AUXILIARY_ADAMW,
@@ -271,7 +266,7 @@ _METHODS = (
             growth=0,
             batch="3 rows columns",
             state="rows columns",
-            flops=_orthogonal,
+            matrix_iterations=5,
             momentum="momentum",
         ),
         others={"embedding": _SCION_SIGN, "head": _SCION_SIGN, "vector": _ADAMW, "router": _ADAMW},
