@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +28,7 @@ class TensorBoard:
             raise UserError(
                 'TensorBoard is not installed; install it with pip install "asyncpp[tensorboard]"'
             ) from error
+        threading.excepthook = _print_unless_kept
         self._writer = SummaryWriter
         self._folder = folder
         self._mirrors: dict[str, _Mirror] = {}
@@ -39,6 +41,12 @@ class TensorBoard:
     @property
     def hint(self) -> str:
         return f"Look at them: tensorboard --logdir {quoted(self._folder)}"
+
+
+def _print_unless_kept(failed: threading.ExceptHookArgs) -> None:
+    """Print what ended a thread, unless a write was refused: the writer raises that at its next call."""
+    if not isinstance(failed.exc_value, OSError):
+        threading.__excepthook__(failed)
 
 
 class _Mirror:

@@ -133,6 +133,7 @@ def test_it_goes_on_from_a_checkpoint_and_on_other_stages(text: Path, tmp_path: 
 def test_memory_is_what_the_plan_says(schedule: str, precision: str, text: Path) -> None:
     stages = 1 if schedule == "1f1b" else 2
     config = tied_config(schedule, text=text, stages=stages, precision=precision, optimizer="muon")
+    config.site.device = "cpu"
     rows = Rows()
     replay(config, recorder=rows)
     memory = rows.of_kind("segment")[-1]["memory"]
