@@ -30,7 +30,9 @@ class Costs:
     reduction: tuple[float, ...]
     """The gradient all-reduce over data-parallel ranks, while the rank does other work."""
     norm: float | None
-    """Time of the gradient norm's all-reduce, which every stage's update waits for; None: no norm."""
+    """Time of the gradient norm's all-reduce. Where stages update together (`Program.updates_together`), none
+    updates before all have their gradient and the norm is known; None: nobody waits, as if updates that turn
+    out wrong were taken back."""
     latency: float
     """From the end of a message's sending to its arrival."""
     hidden_latency: float
@@ -60,7 +62,7 @@ def uniform_costs(
     head: float = 0.0,
     update: float = 0.0,
     reduction: float = 0.0,
-    norm: float | None = None,
+    norm: float | None = 0.0,
     latency: float = 0.0,
     transfer: float = 0.0,
     jitter: float = 0.0,

@@ -5,9 +5,9 @@ arrived. A message occupies its channel for `costs.transfer`, after the one befo
 `costs.latency` later. Each rank is advanced as far as it can go, again and again, so that every action is
 looked at once.
 
-An update that waits for a collective (the data-parallel reduction, the gradient norm over the stages) is
+An update that waits (for the data-parallel reduction, for the gradient norm over all stages) is
 performed just before the first reader of its version, or before the stage's next update: the actions between
-hide the collective.
+hide the wait.
 """
 
 from __future__ import annotations
@@ -93,6 +93,11 @@ class _Simulation:
         self.pending_version = [_NONE_PENDING] * stages
         self.pending_place = [0] * stages
         self.reduced_at = [0.0] * stages
+        self.stages_of = [
+            [stage for stage, holder in enumerate(program.rank_of_stage) if holder == rank]
+            for rank in range(program.num_ranks)
+        ]
+        self.norm = costs.norm if program.updates_together else None
         self.norm_waits_for: dict[int, int] = {}
         self.norm_at: dict[int, float] = {}
         self.runnable = deque(range(program.num_ranks))
@@ -200,7 +205,7 @@ class _Simulation:
 
     def _issue_update(self, stage: int, version: int, place: int, now: float) -> float:
         """Perform the update, or start its collectives; returns when the rank can go on."""
-        reduction, norm = self.costs.reduction[stage], self.costs.norm
+        reduction, norm = self.costs.reduction[stage], self.norm
         if reduction == 0 and norm is None:
             return now + self.costs.update[stage]
         self.pending_version[stage], self.pending_place[stage] = version, place
@@ -216,23 +221,27 @@ class _Simulation:
         return now
 
     def _finish_update(self, rank: int, stage: int, now: float) -> float:
-        """Perform a pending update; returns when it is done, or -1 if the norm is not known yet."""
-        version, ready = self.pending_version[stage], self.reduced_at[stage]
-        if self.costs.norm is not None:
+        """Perform a pending update, and those of the rank's other stages that are one with it; returns when
+        all are done, or -1 if the norm is not known yet."""
+        version = self.pending_version[stage]
+        unit = [stage]
+        if self.norm is not None:
             if self.norm_waits_for[version]:
                 return -1.0
-            ready = self.norm_at[version]
-        start = max(now, ready)
-        end = start + self.costs.update[stage]
-        self.starts[rank][self.pending_place[stage]] = start
-        self.ends[rank][self.pending_place[stage]] = end
-        self.pending_version[stage] = _NONE_PENDING
-        return end
+            now = max(now, self.norm_at[version])
+            unit = [other for other in self.stages_of[rank] if self.pending_version[other] == version]
+        for each in unit:
+            start = max(now, self.reduced_at[each])
+            now = start + self.costs.update[each]
+            self.starts[rank][self.pending_place[each]] = start
+            self.ends[rank][self.pending_place[each]] = now
+            self.pending_version[each] = _NONE_PENDING
+        return now
 
     def _finish_all(self, rank: int, now: float) -> float:
         """At the end of a rank's list, perform the pending updates of its stages, as far as possible."""
-        for stage, holder in enumerate(self.program.rank_of_stage):
-            if holder == rank and self.pending_version[stage] != _NONE_PENDING:
+        for stage in self.stages_of[rank]:
+            if self.pending_version[stage] != _NONE_PENDING:
                 done = self._finish_update(rank, stage, now)
                 if done >= 0:
                     now = done

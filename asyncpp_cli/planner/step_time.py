@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import add, itemgetter
 from typing import Any, NamedTuple
 
 import schedules
@@ -24,10 +25,16 @@ from schedules.simulate import Timeline, fill_steps, simulate, throughput
 from stages.config.run_config import RunConfig
 from stages.config.segments import schedule_options
 
+FLUSHED_ROUNDS = 3
+"""Micro-batches per stage of a synchronous step to simulate; further ones wait for the slowest stages."""
 ROUNDS_SIMULATED = 4
 """Rounds of an interleaved step to simulate; further rounds take equally long."""
 SHARDED_ROUNDS = 5
-"""Rounds of a step with shards of the head to simulate, each of one micro-batch per rank."""
+"""Rounds of an unflushed step with shards of the head to simulate, each of one micro-batch per rank."""
+FLUSHED_SHARDED_ROUNDS, FLUSHED_MICROBATCHES = 8, 24
+"""Rounds, and micro-batches, of a synchronous one at least."""
+ROUNDS_EXTRAPOLATED = 4
+"""Rounds of it that others are taken to be like: longer and shorter ones may alternate."""
 HIDDEN_ROUNDS = 8
 """Further ones at most for a reduction that they hide; a longer one takes as large a share of a shorter step,
 which is up to some per cent too slow."""
@@ -106,23 +113,24 @@ def step_time(
     if schedule.default_interval is not None:
         updates = microbatches // (update_interval or schedule.default_interval(microbatches))
     if schedule.synchronous:
-        simulated = microbatches if chunks > 1 else min(microbatches, 2 * stages)
         short = min(microbatches, 2 * stages)
         split = _two_steps(name, ranks=ranks, microbatches=short, chunks=chunks).split_backward
         if chunks > 1 and microbatches % ranks == 0:
             seconds = _interleaved_step(name, times, rounds=microbatches // ranks, chunks=chunks)
         else:
+            further, period = turn(times, split=split, phased=not schedule.bounded_activations, ahead=1)
+            simulated, enough = microbatches, FLUSHED_ROUNDS * stages
+            if chunks == 1 and microbatches > enough:
+                # So many that the others are whole round trips, each of which takes as long.
+                simulated = enough + (microbatches - enough) % period
             seconds = _flushed_step(name, times, microbatches=simulated, chunks=chunks)
-        if simulated < microbatches:
-            phased = not schedule.bounded_activations
-            further = turn(times, split=split, phased=phased, ahead=1)
             seconds += (microbatches - simulated) * further
     elif schedule.default_interval is not None:
         interval = microbatches // updates
         # The next action reads the updated weights, so nothing hides the reduction.
         updating = tuple(a + b for a, b in zip(times.update, times.reduction, strict=True))
         unhidden = replace(times, update=updating, reduction=(0.0,) * stages)
-        seconds = _unflushed_step(unhidden, microbatches=microbatches, interval=interval, ahead=1, delay=1)
+        seconds = _unflushed_step(unhidden, microbatches=microbatches, interval=interval, ahead=1, delay=None)
     else:
         if delay is None:
             delay = schedules.smallest_delay(name, stages=stages, microbatches=microbatches, ahead=ahead)
@@ -136,8 +144,8 @@ def step_time(
     return StepTime(seconds=seconds, bubble=max(0.0, 1 - sum(busy) / ranks / seconds))
 
 
-def turn(times: StageTimes, *, split: bool, phased: bool, ahead: int) -> float:
-    """Seconds that each further micro-batch takes in a full pipeline.
+def turn(times: StageTimes, *, split: bool, phased: bool, ahead: int) -> tuple[float, int]:
+    """Seconds that each further micro-batch takes in a full pipeline, and of how many that is the mean.
 
     Args:
         times: times of the stages.
@@ -146,22 +154,28 @@ def turn(times: StageTimes, *, split: bool, phased: bool, ahead: int) -> float:
         ahead: forwards that a stage runs ahead of its backwards, for each stage after it.
     """
     if phased:
-        return max(times.forward) + max(times.backward)
+        return max(times.forward) + max(times.backward), 1
     # In a round trip, weight halves delay the first stage only.
     waited_for = times.input_half if split else times.backward
     round_trip = [a + b for a, b in zip(times.forward, waited_for, strict=True)]
-    longest = 0.0
+    longest, period = 0.0, 1
     for first in range(len(round_trip)):
         total = times.weight_half[first] if split else 0.0
         for width, stage in enumerate(round_trip[first:]):
             total += stage
-            longest = max(longest, (total + 2 * times.message * width) / (ahead * width + 1))
+            longest, period = max(
+                (longest, period),
+                ((total + 2 * times.message * width) / (ahead * width + 1), ahead * width + 1),
+                key=itemgetter(0),
+            )
             if times.message == 0:
                 break
-    return longest
+    return longest, period
 
 
-def _unflushed_step(times: StageTimes, *, microbatches: int, interval: int, ahead: int, delay: int) -> float:
+def _unflushed_step(
+    times: StageTimes, *, microbatches: int, interval: int, ahead: int, delay: int | None
+) -> float:
     """Seconds of a step of 1F1B that is never flushed.
 
     Args:
@@ -169,11 +183,11 @@ def _unflushed_step(times: StageTimes, *, microbatches: int, interval: int, ahea
         microbatches: micro-batches per step.
         interval: micro-batches between updates, a divisor of `microbatches`.
         ahead: forwards that a stage runs ahead of its backwards, for each stage after it.
-        delay: steps between a stage's update and the first forward that reads its weights; a reduction is
-            hidden in what lies between.
+        delay: steps between a stage's update and the first forward that reads its weights; reductions and
+            the norm are hidden in what lies between. None: each stage updates by itself, at once.
     """
     lead = ahead * (len(times.forward) - 1)
-    further = turn(times, split=False, phased=False, ahead=ahead)
+    further, _ = turn(times, split=False, phased=False, ahead=ahead)
     enough = 2 * (lead + 1) + math.ceil(max(times.reduction) / further)
     if microbatches <= enough:
         return _played_step(times, microbatches=microbatches, interval=interval, ahead=ahead, delay=delay)
@@ -187,17 +201,19 @@ def _unflushed_step(times: StageTimes, *, microbatches: int, interval: int, ahea
     return seconds + (microbatches - played) * further
 
 
-def _played_step(times: StageTimes, *, microbatches: int, interval: int, ahead: int, delay: int) -> float:
+def _played_step(
+    times: StageTimes, *, microbatches: int, interval: int, ahead: int, delay: int | None
+) -> float:
     """As `_unflushed_step`, by playing pairs of a forward and a backward, which all stages do in turn."""
     stages, message = len(times.forward), times.message
     forward, backward = list(enumerate(times.forward)), list(enumerate(times.backward))[::-1]
     lead = ahead * (stages - 1)
     # By pairs since a gradient was completed: the stages that perform their update then.
     performing: dict[int, list[int]] = {}
-    for stage, reduction in enumerate(times.reduction):
-        hidden_in = min(delay * interval - (lead - ahead * stage), interval) if reduction else 0
+    for stage in range(stages):
+        hidden_in = 0 if delay is None else min(delay * interval - (lead - ahead * stage), interval)
         performing.setdefault(hidden_in, []).append(stage)
-    clock, reduced = [0.0] * stages, [0.0] * stages
+    clock, known = [0.0] * stages, 0.0
     # Of each pair that a later stage still has to read: when its activations arrive at the next stage.
     arrivals = [[0.0] * (stages + 1) for _ in range(ahead)]
     fill = -(-(lead + 1) // microbatches)
@@ -219,11 +235,12 @@ def _played_step(times: StageTimes, *, microbatches: int, interval: int, ahead: 
             ends.append(sum(clock))
         past = (pair + 1) % interval
         for stage in performing.get(past or interval, ()):
-            clock[stage] = max(clock[stage], reduced[stage]) + times.update[stage]
+            clock[stage] = max(clock[stage], known) + times.update[stage]
         if past == 0:
-            reduced = [end + seconds for end, seconds in zip(clock, times.reduction, strict=True)]
+            # None steps before all have their gradient.
+            known = max(map(add, clock, times.reduction))
             for stage in performing.get(0, ()):
-                clock[stage] = reduced[stage] + times.update[stage]
+                clock[stage] = (clock[stage] if delay is None else known) + times.update[stage]
     return (ends[-1] - ends[-1 - STEPS_MEASURED]) / stages / STEPS_MEASURED
 
 
@@ -245,9 +262,20 @@ def _flushed_step(name: str, times: StageTimes, *, microbatches: int, chunks: in
     """Seconds of a synchronous step: the second of two."""
     ranks = len(times.forward) // chunks
     program = _two_steps(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
-    timeline = simulate(program, _costs(times))
-    first = max(ends[len(ends) // 2 - 1] for ends in timeline.ends)
-    return timeline.makespan - first
+    return _second_step(simulate(program, _costs(times)))
+
+
+def _second_step(timeline: Timeline) -> float:
+    """Seconds of the second step of a program that flushes: from its first step's last backward to its own,
+    with the update between them."""
+    program = timeline.program
+    lengths = []
+    for actions, ends in zip(program.actions, timeline.ends, strict=True):
+        last = {
+            action.microbatch // program.microbatches: end for action, end in zip(actions, ends, strict=True)
+        }
+        lengths.append(last[1] - last[0])
+    return sum(lengths) / len(lengths)
 
 
 @lru_cache(maxsize=64)
@@ -405,17 +433,27 @@ def sharded_step(config: RunConfig, times: StageTimes) -> StepTime:
     of_microbatch = sum((*times.whole(split=split), *of_shards)) / ranks
     # Reductions are hidden behind a step, which must not be shorter for that.
     hidden = math.ceil(max(times.reduction) / of_microbatch / ranks)
-    simulated, rounds = microbatches, SHARDED_ROUNDS * schedule.ahead + min(hidden, HIDDEN_ROUNDS)
+    flushed = schedules.is_synchronous(schedule.name)
+    simulated, rounds, last = (
+        microbatches,
+        SHARDED_ROUNDS * schedule.ahead + min(hidden, HIDDEN_ROUNDS),
+        ranks,
+    )
+    if flushed:
+        rounds, last = (
+            max(FLUSHED_SHARDED_ROUNDS, -(-FLUSHED_MICROBATCHES // ranks)),
+            ROUNDS_EXTRAPOLATED * ranks,
+        )
     if microbatches > rounds * ranks:
         # The same rest of the round, as ranks may differ.
-        simulated = (rounds - 1) * ranks + microbatches % ranks
+        simulated = (rounds - 1) * ranks + (microbatches - (rounds - 1) * ranks) % last
     if simulated == microbatches:
         seconds = _simulated_seconds(config, times, microbatches=simulated)
-    elif hidden <= HIDDEN_ROUNDS or schedules.is_synchronous(schedule.name):
+    elif hidden <= HIDDEN_ROUNDS or flushed:
         seconds, fewer = (
-            _simulated_seconds(config, times, microbatches=count) for count in (simulated, simulated - ranks)
+            _simulated_seconds(config, times, microbatches=count) for count in (simulated, simulated - last)
         )
-        seconds += (microbatches - simulated) / ranks * (seconds - fewer)
+        seconds += (microbatches - simulated) / last * (seconds - fewer)
     else:
         share = simulated / microbatches
         update, reduction = (
@@ -430,6 +468,8 @@ def sharded_step(config: RunConfig, times: StageTimes) -> StepTime:
 def _simulated_seconds(config: RunConfig, times: StageTimes, *, microbatches: int) -> float:
     program = _sharded_program(_sharded_key(config, microbatches=microbatches))
     timeline = simulate(program, _costs(times))
+    if schedules.is_synchronous(config.schedule.name):
+        return _second_step(timeline)
     seconds = throughput(timeline).step_time
     _remember_cycle(config, timeline, times, turn=seconds / microbatches)
     return seconds
@@ -453,7 +493,8 @@ def _sharded_key(config: RunConfig, *, microbatches: int, without: str = "") -> 
 
 @lru_cache(maxsize=256)
 def _sharded_program(key: _ShardedKey) -> schedules.Program:
-    steps, needed = 0, 3
+    flushed = schedules.is_synchronous(key.name)
+    steps, needed = 0, 2 if flushed else 3
     while steps < needed:
         steps = needed
         program = schedules.build(
@@ -467,8 +508,7 @@ def _sharded_program(key: _ShardedKey) -> schedules.Program:
         )
         fill = fill_steps(program)
         # Where several steps are in the pipeline, long and short ones may alternate.
-        measured = 1 if schedules.is_synchronous(key.name) else 2 if fill == 1 else STEPS_MEASURED
-        needed = 2 * fill + 1 + measured
+        needed = 2 if flushed else 2 * fill + 1 + (2 if fill == 1 else STEPS_MEASURED)
     return program
 
 
@@ -484,7 +524,7 @@ def _costs(times: StageTimes) -> Costs:
         embed_weight=times.embed_weight,
         update=times.update,
         reduction=times.reduction,
-        norm=None,
+        norm=0.0,
         latency=times.message,
         hidden_latency=times.message,
         part_latency=times.message,

@@ -80,8 +80,7 @@ Reduction = Annotated[
     typer.Option(parser=finite, metavar="T", help="Time of the data-parallel gradient all-reduce."),
 ]
 Norm = Annotated[
-    float | None,
-    typer.Option(parser=finite, metavar="T", help="Time of the global gradient norm (default: no norm)."),
+    float, typer.Option(parser=finite, metavar="T", help="Time of the global gradient norm's all-reduce.")
 ]
 Head = Annotated[
     float,

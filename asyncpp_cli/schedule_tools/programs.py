@@ -32,7 +32,7 @@ class CostOptions:
     head: float = 0.0
     update: float = 0.0
     reduction: float = 0.0
-    norm: float | None = None
+    norm: float = 0.0
     latency: float = 0.0
     transfer: float = 0.0
     jitter: float = 0.0

@@ -1,4 +1,5 @@
-"""ZB-V (zero bubble, arXiv 2401.10241, section 6): no bubble where F, I and W take equally long.
+"""ZB-V (zero bubble, arXiv 2401.10241, section 6): no bubble where F, I and W take equally long
+and no rank waits for the norm of all others' gradients; here all do, for p - 1 forwards of a stage.
 
 Each rank holds two stages, placed in a V (see `v_shape`). In the steady state a rank performs F, I and W of
 its second stage, then of its first; at the end of a step weight halves fill what would be the bubble. A rank
@@ -64,7 +65,7 @@ def _rank_order(rank: int, *, ranks: int, microbatches: int) -> list[Slot]:
 
 ZB_V = Schedule(
     name="zb-v",
-    description="ZB-V: two stages per rank in a V; weight halves fill the whole bubble",
+    description="ZB-V: two stages per rank in a V; weight halves fill the bubble",
     program=zb_v,
     synchronous=True,
     stages_per_rank=2,

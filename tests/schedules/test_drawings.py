@@ -31,11 +31,11 @@ def lines(of, **options):
 def test_the_chart_of_two_stages():
     assert lines(timeline()) == [
         "time   0 to 14",
-        "rank 0 F0@0 F1@0 ..........B0@0      F2@0 B1@0   U1 F3@0 B2@0      .....B3@0 ",
-        "rank 1 .....F0@0 B0@0      F1@0 B1@0   U1 F2@0 B2@0      F3@0 B3@0   U2 ",
+        "rank 0 F0@0 F1@0 ..........B0@0      F2@0 B1@0      F3@0 B2@0      .....B3@0 ",
+        "rank 1 .....F0@0 B0@0      F1@0 B1@0      F2@0 B2@0      F3@0 B3@0   U1|",
         "",
         "time   14 to 15",
-        "rank 0   U2 ",
+        "rank 0   U1|",
         "rank 1 ",
     ]
 

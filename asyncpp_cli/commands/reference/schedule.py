@@ -135,7 +135,7 @@ def compare(
     steps: EvenSteps = None,
     update: UpdateTime = 0.0,
     reduction: Reduction = 0.0,
-    norm: Norm = None,
+    norm: Norm = 0.0,
     message_size: MessageSize = 0.0,
     bandwidth: Bandwidth = None,
     costs_of: Annotated[
