@@ -18,6 +18,7 @@ from optimizers.shared_options import (
     adam_options,
     decay_rate,
     epsilon,
+    orthogonal_flops,
 )
 
 
@@ -33,6 +34,10 @@ def _look_ahead(settings: Settings) -> str:
 
 def _orthogonal_growth(settings: Settings) -> float:
     return 0.5 if settings["scale"] == "match-rms" else 0.0
+
+
+def _orthogonal(settings: Settings, smaller: int, larger: int) -> int:
+    return orthogonal_flops(smaller, larger, str(settings["iteration"]))
 
 
 _ADAMW = Rule(
@@ -140,9 +145,9 @@ _METHODS = (
             factory="optimizers.rules.muon:Muon",
             growth=_orthogonal_growth,
             step=_look_ahead,
-            batch="3 rows columns",
+            batch="3 rows columns + smaller smaller",
             state="rows columns",
-            matrix_iterations=5,
+            flops=_orthogonal,
             momentum="momentum",
         ),
         others=_AUXILIARY_ADAMW,
@@ -167,9 +172,9 @@ _METHODS = (
             # With match-rms the Frobenius norm is fixed: the spectral norm follows the rank of the momentum.
             growth=lambda settings: None if settings["scale"] == "match-rms" else 0,
             step=_look_ahead,
-            batch="3 rows columns",
+            batch="3 rows columns + smaller smaller",
             state="rows columns + rows",
-            matrix_iterations=5,
+            flops=_orthogonal,
             momentum="momentum",
         ),
         others=_AUXILIARY_ADAMW,
@@ -264,9 +269,9 @@ _METHODS = (
             name="scion-spectral",
             factory="optimizers.rules.scion:ScionSpectral",
             growth=0,
-            batch="3 rows columns",
+            batch="3 rows columns + smaller smaller",
             state="rows columns",
-            matrix_iterations=5,
+            flops=_orthogonal,
             momentum="momentum",
         ),
         others={"embedding": _SCION_SIGN, "head": _SCION_SIGN, "vector": _ADAMW, "router": _ADAMW},

@@ -37,8 +37,8 @@ class Rule:
     batch: str = "0"
     """As `step`, but per matrix of one batch (`batch_size`) at a time. As large as on a GPU, without what
     its libraries take for decompositions."""
-    matrix_iterations: int = 0
-    """Iterations of an orthogonalization in a step, for the planned time."""
+    flops: Callable[[Settings, int, int], int] | None = None
+    """Operations of a step's matrix products, of the smaller and the larger side of a matrix."""
     momentum: str = ""
     """Key of the momentum in a parameter's state, for weight prediction; empty: none is kept as it is."""
     auxiliary: bool = False

@@ -45,6 +45,39 @@ MOMENTUM = {
 }
 """Of optimizers with one average of the gradient."""
 
+RESTARTS = {"newton-schulz": 2, "polar-express": 1, "gram": 2}
+"""Of each way to orthogonalize a wide matrix X, in bfloat16: iterations on X X^T before both are formed
+anew. More leave the range that is documented."""
+
+
+def is_wide(smaller: int, larger: int) -> bool:
+    """Whether iterations on X X^T take fewer operations than on X."""
+    return larger > 1.5 * smaller
+
+
+def is_halved(side: int) -> bool:
+    """Whether of a symmetric product of this side only a part is computed; smaller ones are too short for
+    two kernels."""
+    return side >= 1024
+
+
+def orthogonal_flops(smaller: int, larger: int, iteration: str) -> int:
+    """Operations of orthogonalizing a matrix with these sides on an accelerator."""
+    count = 4 if iteration == "gram" else 5
+    formed = -(-count // RESTARTS[iteration]) if is_wide(smaller, larger) else count
+    others = count - formed
+    # X X^T and a product with X where X is formed, A^2 in each iteration. In the others P A, its product with
+    # P, and that of factors, which are symmetric, too.
+    with_larger, of_smaller = 2 * smaller**2 * larger * formed, 2 * smaller**3
+    symmetric = with_larger + of_smaller * formed
+    full = of_smaller * 4 * others
+    if iteration != "gram":
+        symmetric, full = symmetric + full, 0
+    half = smaller // 2
+    share = smaller**2 - half * (smaller - half) if is_halved(smaller) else smaller**2
+    return with_larger + full + symmetric * share // smaller**2
+
+
 ORTHOGONAL = {
     "iteration": Option(
         default="newton-schulz",

@@ -10,12 +10,18 @@ Three published ideas, put together:
   m x n matrix with n > 1.5 m these m x m products are fewer. Rounding in bfloat16 would grow, so there X is
   formed after every second iteration.
 - The best polynomials for the interval that is left after each (Amsel et al., arXiv 2505.16932).
+
+An accelerator computes the iterations of Muon (`optimizers.rules.muon`) in the form of `in_fewer_operations`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from optimizers.shared_options import RESTARTS, is_halved, is_wide
 
 LOWEST = 0.004
 """Singular values of at least this share of the norm end within 13 % of one, apart from `_SAFETY`."""
@@ -33,29 +39,28 @@ _SAFETY = 1.01
 COEFFICIENTS = (*((a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) for a, b, c in MINIMAX[:-1]), MINIMAX[-1])
 """Those of `MINIMAX` with the margin for rounding."""
 
-_WIDE = 1.5
-"""Columns over rows above which products with the Gram matrix are fewer than with X."""
-_RESTART = 2
-"""In bfloat16: iterations after which X and its Gram matrix are formed anew."""
 _SMALLEST = 1e-6
 """Norm of a matrix of zeros."""
 
 
-def gram_iterations(x: Tensor) -> Tensor:
+def gram_iterations(x: Tensor, *, fewer: bool = False) -> Tensor:
     """Move the singular values of each matrix towards one.
 
     Args:
         x: of shape (count, m, n) with m <= n, and of a Frobenius norm of about one.
+        fewer: compute a part of large products X X^T and of their squares. Not of the others: polynomials
+            that are as steep as these diverge then in bfloat16.
 
     Returns:
         A new tensor of the same shape and type.
     """
     _, rows, columns = x.shape
     each = 1
-    if columns > _WIDE * rows:
-        each = _RESTART if x.dtype == torch.bfloat16 else len(MINIMAX)
-    gram = _product(x, x.mT)
-    square = _product(gram, gram)
+    if is_wide(rows, columns):
+        each = RESTARTS["gram"] if x.dtype == torch.bfloat16 else len(MINIMAX)
+    product = _symmetric if fewer else _product
+    gram = product(x, x.mT)
+    square = product(gram, gram)
     # Norms one by one: the order of summation in a batched reduction may depend on the batch size.
     norms = torch.stack(torch._foreach_norm(square.unbind(), dtype=_wide(x.dtype))).reshape(-1, 1, 1)
     norms = (norms**0.25 * _SAFETY).clamp_min(_SMALLEST)
@@ -69,14 +74,68 @@ def gram_iterations(x: Tensor) -> Tensor:
     for a, b, c in following:
         if pending == each:
             x, pending = _product(factor, x), 0
-            gram = _product(x, x.mT)
+            gram = product(x, x.mT)
         else:
             gram = _product(_product(polynomial, gram), polynomial)
-        polynomial = _quadratic(gram, b, c)
+        if fewer and pending == 0:
+            polynomial = _symmetric(gram, gram, gram, beta=b, alpha=c)
+        else:
+            polynomial = _quadratic(gram, b, c)
         polynomial.diagonal(dim1=-2, dim2=-1).add_(a)
         factor = _product(polynomial, factor) if pending else polynomial
         pending += 1
     return _product(factor, x)
+
+
+def in_fewer_operations(
+    x: Tensor, coefficients: Sequence[tuple[float, float, float]], *, each: int
+) -> Tensor:
+    """X <- a X + (b A + c A^2) X with A = X X^T, for each (a, b, c), with a part of large symmetric products
+    and, where X is wide, `each` iterations on A at a time.
+
+    Polynomials of A commute, so all products but those with X are symmetric. Each polynomial is kept as its
+    constant and the rest: in bfloat16 their sum would lose the digits of the rest (tested).
+
+    Args:
+        x: of shape (count, m, n) with m <= n.
+        coefficients: of the iterations.
+        each: iterations after which X and A are formed anew; in bfloat16 all at once diverge.
+    """
+    if not is_wide(*x.shape[-2:]):
+        each = 1
+    for first in range(0, len(coefficients), each):
+        gram = _symmetric(x, x.mT)
+        together = coefficients[first : first + each]
+        (a, b, c), constant = together[0], together[0][0]
+        rest = factor = _symmetric(gram, gram, gram, beta=b, alpha=c)
+        for following in together[1:]:
+            half = _symmetric(rest, gram, gram, beta=a)
+            gram = _symmetric(rest, half, half, beta=a)
+            a, b, c = following
+            rest = _symmetric(gram, gram, gram, beta=b, alpha=c)
+            factor = _symmetric(rest, factor, factor, beta=a).add_(rest, alpha=constant)
+            constant *= a
+        x = torch.baddbmm(x, factor, x, beta=constant)
+    return x
+
+
+def _symmetric(
+    a: Tensor, b: Tensor, plus: Tensor | None = None, *, beta: float = 1.0, alpha: float = 1.0
+) -> Tensor:
+    """alpha a b + beta plus, which is symmetric: of a large one a quarter is copied. torch has no such
+    product."""
+    size = a.shape[-2]
+    half, out = size // 2 if is_halved(size) else size, a.new_empty(len(a), size, size)
+    for rows, columns in ((slice(half), slice(None)), (slice(half, None), slice(half, None))):
+        block, left, right = out[:, rows, columns], a[:, rows], b[..., columns]
+        if block.numel() == 0:
+            continue
+        if plus is None:
+            torch.bmm(left, right, out=block)
+        else:
+            torch.baddbmm(plus[:, rows, columns], left, right, beta=beta, alpha=alpha, out=block)
+    out[:, half:, :half] = out[:, :half, half:].mT
+    return out
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

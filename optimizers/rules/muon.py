@@ -26,7 +26,8 @@ from optimizers.rules.base import (
     decay,
     ema_momentum,
 )
-from optimizers.rules.gram_iteration import gram_iterations
+from optimizers.rules.gram_iteration import gram_iterations, in_fewer_operations
+from optimizers.shared_options import RESTARTS
 
 Coefficients = tuple[tuple[float, float, float], ...]
 """One (a, b, c) for each iteration X <- a X + (b A + c A^2) X with A = X X^T."""
@@ -70,11 +71,19 @@ def orthogonalize(matrices: Tensor, iteration: str = "newton-schulz", precision:
     torch.div(matrices, norms * _NORM_MARGIN[iteration] + _EPSILON, out=x)
     if rows > columns:
         x = x.mT
-    for a, b, c in ITERATIONS.get(iteration, ()):
-        x = _advance(x[0], a, b, c).unsqueeze(0) if len(x) == 1 else _advance_batch(x, a, b, c)
-    if iteration == "gram":
-        x = gram_iterations(x)
+    x = _iterated(x, iteration, fewer=x.device.type != "cpu")
     return (x.mT if rows > columns else x).to(matrices.dtype)
+
+
+def _iterated(x: Tensor, iteration: str, *, fewer: bool) -> Tensor:
+    """`fewer`: in fewer operations (`optimizers.rules.gram_iteration`). A CPU computes as it always has."""
+    if iteration == "gram":
+        return gram_iterations(x, fewer=fewer)
+    if fewer:
+        return in_fewer_operations(x, ITERATIONS[iteration], each=RESTARTS[iteration])
+    for a, b, c in ITERATIONS[iteration]:
+        x = _advance(x[0], a, b, c).unsqueeze(0) if len(x) == 1 else _advance_batch(x, a, b, c)
+    return x
 
 
 def _compute_dtype(matrices: Tensor, precision: str) -> torch.dtype:

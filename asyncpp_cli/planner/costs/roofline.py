@@ -120,15 +120,11 @@ class Roofline:
         states = state_values(name, [(parameter.role, parameter.shape) for parameter in parameters], options)
         # Gradient: read for the norm, scaled, read, cleared. Master, state: read, written. Replica: written.
         moved = (4 + 2) * count * size.master + 2 * states * size.master + count * size.replica
-        method = method_named(name)
-        operations = 0.0
+        method, settings, operations = method_named(name), check_options(name, options), 0.0
         for parameter in parameters:
-            if iterations := method.rule(parameter.role.value).matrix_iterations:
-                short, long = sorted(parameter.shape)
-                operations += iterations * (4 * short * short * long + 2 * short**3)
-        peak = self._peak(
-            "float32" if check_options(name, options).get("precision") == "float32" else "bfloat16"
-        )
+            if flops := method.rule(parameter.role.value).flops:
+                operations += flops(settings, *sorted(parameter.shape))
+        peak = self._peak("float32" if settings.get("precision") == "float32" else "bfloat16")
         return moved / (self.device.bandwidth_gbs * _GIGA) + operations / (peak * ITERATION_SHARE)
 
     def reduction(self, config: RunConfig, parameters: int) -> float:
