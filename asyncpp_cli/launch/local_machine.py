@@ -198,7 +198,7 @@ class Launcher:
             if status.state == State.RUNNING and run.id not in self._own:
                 # Another launch runs it, and starts it again should it fail.
                 self._tried.add(run.id)
-                if status.host != self._host:
+                if status.host not in ("", self._host):
                     self._elsewhere.add(run.id)
             elif run.id in self._elsewhere:
                 self._elsewhere.discard(run.id)

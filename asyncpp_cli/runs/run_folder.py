@@ -13,6 +13,7 @@ EXPERIMENT/runs/ID/attempts/N/     see `runs.attempts.attempt`
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -152,7 +153,8 @@ class Run:
         return config
 
     def status(self) -> Status:
-        """Content of status.json; `pending` if there is none yet.
+        """Content of status.json. Where it was removed: `running` in the latest attempt, whose files tell
+        how that ended (`runs.attempts.settle`); `pending` if there was none.
 
         Raises:
             DamagedError: the file cannot be read, or the run's folder is gone.
@@ -162,7 +164,13 @@ class Run:
         except FileNotFoundError:
             if not self.folder.is_dir():
                 raise DamagedError(f"{self.folder} is gone") from None
-            return Status(state=State.PENDING)
+            claimed = [int(file.parent.name) for file in self.attempts.glob("[1-9]*/attempt.json")]
+            if not claimed:
+                return Status(state=State.PENDING)
+            steps = 0
+            with contextlib.suppress(DamagedError):
+                steps = self.config().train.steps
+            return Status(state=State.RUNNING, attempt=max(claimed), steps=steps)
         if status.state == State.DAMAGED:
             raise DamagedError(f"{self.status_file}: state is {State.DAMAGED}, which is never written")
         return status

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -44,6 +45,8 @@ _SECONDS_AFTER_ANOTHER = 10.0
 _SECONDS_TO_END = 5.0
 """Time for a rank to end once another has failed; it cannot save without it."""
 _SECONDS_FOR_OTHERS = _SECONDS_AFTER_ANOTHER + 2 * _SECONDS_TO_END
+_SECONDS_TO_RECORD = 60.0
+"""Time for a file system that is read-only, or does not answer, to take a rank's end."""
 _MAX_READS_PER_SECOND = 2000
 """File reads of all supervisors of a run together, to spare the file server."""
 
@@ -121,6 +124,7 @@ class Supervisor:
 
     def _end(self, rank: int, code: int, *, stopped: bool) -> bool:
         """Record how a trainer ended; returns whether it completed or stopped on request."""
+        from asyncpp_cli.base.atomic_files import FULL
         from asyncpp_cli.runs.attempts.lease import is_superseded
         from asyncpp_cli.runs.attempts.settle import end_rank
         from stages.liveness.stop_signal import RESUMABLE, SIGNALS
@@ -129,13 +133,22 @@ class Supervisor:
         if not stopped and (stop_signal := self._stop_signal(rank, code)) is not None:
             self._stop(rank, stop_signal)
         signal_number = -code if code < 0 else None
-        end_rank(
+        record = partial(
+            end_rank,
             self._attempt,
             rank,
             code=code if code >= 0 else None,
             signal_number=signal_number,
             stopped=stopped,
         )
+        refused = record()
+        # Without the record the run would count as killed; a full disk is told apart by whoever settles it.
+        deadline = time.monotonic() + _SECONDS_TO_RECORD
+        while (
+            refused and refused.errno not in FULL and time.monotonic() < deadline and not self._is_removed()
+        ):
+            time.sleep(_OTHERS_POLL_SECONDS)
+            refused = record()
         # A signal kills a trainer that does not listen yet; it has nothing to save then.
         stopped_early = signal_number in SIGNALS and self._attempt.stop_reason is not None
         return stopped_early or code in (0, RESUMABLE)

@@ -157,8 +157,10 @@ class Attempt:
         """
         self.write(RankStart(processes=processes, node=node), rank)
 
-    def record_end(self, rank: int, *, code: int | None, signal_number: int | None, stopped: bool) -> None:
-        """Record how a rank ended.
+    def record_end(
+        self, rank: int, *, code: int | None, signal_number: int | None, stopped: bool
+    ) -> OSError | None:
+        """Record how a rank ended; returns why that could not be written.
 
         Args:
             rank: the rank.
@@ -168,10 +170,11 @@ class Attempt:
         """
         seconds = self.seconds()
         end = RankEnd(code=code, signal=signal_number, stopped=stopped, time=time.time(), seconds=seconds)
-        self._write_if_possible(end, rank)
+        refused = self._write_if_possible(end, rank)
         if code != 0:
             failed = not stopped and signal_number not in SIGNALS and code != RESUMABLE
             self.record_early_exit(rank, failed=failed)
+        return refused
 
     def record_error(self, rank: int, error: BaseException) -> None:
         """Record the exception that ends a rank, for the reason of the run's failure."""
@@ -247,8 +250,11 @@ class Attempt:
         request = self.read(StopRequest)
         return request.reason if request else None
 
-    def _write_if_possible(self, record: AttemptFile, rank: int | None = None) -> None:
+    def _write_if_possible(self, record: AttemptFile, rank: int | None = None) -> OSError | None:
         """As `write`, but where the disk is full without the file: the run is then settled by whoever reads
         its status next."""
-        with contextlib.suppress(OSError):
+        try:
             self.write(record, rank)
+        except OSError as refused:
+            return refused
+        return None

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from asyncpp_cli.base.atomic_files import write_bytes
+from asyncpp_cli.base.atomic_files import FULL, write_bytes
 from asyncpp_cli.base.version import asyncpp_version, commit
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.end_row import has_rows
@@ -148,7 +148,7 @@ class RunRecorder:
         return has_rows(self._run, step)
 
     def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
-        """Update progress in the status; written at most twice per second."""
+        """Update progress in the status; written at most twice per second, later where the system refuses."""
         now = time.monotonic()
         if self._latest is None:
             self._claimed = now - self._attempt.seconds()
@@ -162,12 +162,15 @@ class RunRecorder:
         )
         if now - self._written_at >= self._SECONDS_BETWEEN_HEARTBEATS:
             superseded = partial(is_superseded, self._attempt)
+            self._written_at = now
             try:
                 self._run.write_status(self._latest, unless=superseded)
             except FileNotFoundError:
                 if not superseded():
                     raise
-            self._written_at = now
+            except OSError as error:
+                if error.errno in FULL:
+                    raise
 
     def close(self) -> None:
         """Write the final progress with the mean throughput to the status, and close the metrics."""

@@ -128,11 +128,12 @@ def override_outcome(attempt: Attempt, *, state: State, cause: Cause, reason: st
 
 def end_rank(
     attempt: Attempt, rank: int, *, code: int | None, signal_number: int | None, stopped: bool
-) -> None:
+) -> OSError | None:
     """Record how a rank ended (see `Attempt.record_end`), and settle the run if it was the last."""
-    attempt.record_end(rank, code=code, signal_number=signal_number, stopped=stopped)
+    refused = attempt.record_end(rank, code=code, signal_number=signal_number, stopped=stopped)
     with contextlib.suppress(OSError, DamagedError):
         settle(attempt.run)
+    return refused
 
 
 def _settled(

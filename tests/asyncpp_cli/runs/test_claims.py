@@ -55,7 +55,7 @@ def test_a_claim_that_was_killed_half_way_does_not_stand_in_the_way(tmp_path: Pa
     )
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)
     assert killed.returncode == 9
-    assert run.status().attempt == 0
+    assert (run.status().state, run.status().attempt) == (State.RUNNING, 1)
     assert (run.attempts / "1").is_dir()
     attempt = claimed(run, processes=1, replay=True, steps=1)
     assert attempt.number == 2

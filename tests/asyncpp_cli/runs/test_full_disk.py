@@ -1,12 +1,14 @@
-"""A rank that ends on a full disk."""
+"""A rank that ends on a full disk, or on one that cannot be written to for a while."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from support.attempts import claimed
@@ -14,10 +16,12 @@ from support.command_line import succeeded
 from support.disks import disk, fill
 from support.launches import TINY
 
+from asyncpp_cli.launch.common.supervisor import Supervisor
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.recorder import RunRecorder
 from asyncpp_cli.runs.attempts.settle import current_status, end_rank
 from asyncpp_cli.runs.experiment_folder import open_experiment
-from asyncpp_cli.runs.processes import process_id
+from asyncpp_cli.runs.processes import process_id, this_process
 from asyncpp_cli.runs.run_folder import Run
 
 
@@ -74,3 +78,27 @@ def test_a_rank_for_which_there_was_no_room_is_not_called_killed(run: Run, small
     end_rank(attempt, 0, code=1, signal_number=None, stopped=False)
     assert current_status(run).reason == "rank 0 ended without a record: no space is left on its disk"
     filled.unlink()
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_while_its_disk_is_read_only_is_not_called_killed(
+    run: Run, small_disk: Path
+) -> None:
+    attempt = begin(run)
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"]) as child:
+        attempt.record_start(0, process_id(child.pid), this_process())
+        subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+        again = Timer(2.0, subprocess.run, [["mount", "-o", "remount,rw", small_disk]])
+        again.start()
+        Supervisor(attempt, {0: child}, size=1, grace=1.0, lease=100.0, received=[]).watch()
+        again.join()
+    assert current_status(run).reason.startswith("rank 0 ended with exit code 1")
+
+
+def test_a_heartbeat_that_is_refused_does_not_end_a_run(run: Run, small_disk: Path) -> None:
+    recorder = RunRecorder(run, attempt=begin(run).number)
+    for step, mode in ((1, "ro"), (2, "rw")):
+        subprocess.run(["mount", "-o", f"remount,{mode}", small_disk], check=True)
+        time.sleep(RunRecorder._SECONDS_BETWEEN_HEARTBEATS)
+        recorder.heartbeat(step, train_loss=1.0, tokens_per_second=1.0)
+        assert run.status().step == (2 if mode == "rw" else 0)

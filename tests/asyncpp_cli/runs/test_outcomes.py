@@ -22,7 +22,7 @@ from asyncpp_cli.runs.attempts.claims import check_current, claim, record_proces
 from asyncpp_cli.runs.attempts.files import Claimed, RankError, RankStart
 from asyncpp_cli.runs.attempts.outcome import blamed_rank
 from asyncpp_cli.runs.attempts.recorder import RunRecorder
-from asyncpp_cli.runs.attempts.settle import end_rank, settle
+from asyncpp_cli.runs.attempts.settle import current_status, end_rank, settle
 from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.processes import process_id, this_process
 from asyncpp_cli.runs.run_folder import Run
@@ -67,6 +67,27 @@ def test_a_run_is_completed_when_every_rank_ended_well(run: Run) -> None:
     assert (status.state, status.step, status.reason) == (State.COMPLETED, 5, "")
     assert status.pids == [os.getpid()] * 2
     assert claim(run, processes=2, replay=False, steps=5) is None
+
+
+@pytest.mark.parametrize("codes", [(0, 0), (1, -9)])
+def test_what_status_json_said_is_told_by_the_attempt_when_it_is_removed(
+    run: Run, codes: tuple[int, int]
+) -> None:
+    config = small_config(text=run.folder)
+    config.train.steps = 5
+    run.config_file.write_text(config_text(config))
+    attempt = claimed(run, processes=2, replay=False, steps=5)
+    for rank in range(2):
+        attempt.record_start(rank, this_process())
+    run.status_file.unlink()
+    running = current_status(run)
+    assert (running.state, running.attempt, running.steps) == (State.RUNNING, 1, 5)
+    assert claim(run, processes=2, replay=False, steps=5) is None
+    write_rows(run, START, END)
+    before = ended(attempt, *codes)
+    run.status_file.unlink()
+    after = current_status(run)
+    assert (after.state, after.step, after.cause) == (before.state, before.step, before.cause)
 
 
 @pytest.mark.parametrize(
