@@ -185,7 +185,9 @@ def draw(points: Sequence[Point], *, title: str, file: Path) -> None:
     shades = [[float("nan")] * len(gpus) for _ in tokens]
     # A fixed salt, so that the same map gives the same SVG.
     with mpl.rc_context({"svg.hashsalt": "asyncpp", "svg.fonttype": "path", "font.size": 8}):
-        figure = Figure(figsize=(1.2 + 0.95 * len(gpus), 1.5 + 0.62 * len(tokens)), layout="constrained")
+        # The title is as wide as four GPU counts.
+        size = 1.2 + 0.95 * max(4, len(gpus)), 1.5 + 0.62 * len(tokens)
+        figure = Figure(figsize=size, dpi=150, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
         for point in points:
@@ -210,4 +212,4 @@ def draw(points: Sequence[Point], *, title: str, file: Path) -> None:
             loc="left",
         )
         metadata = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[file.suffix]
-        figure.savefig(file, dpi=150, metadata=metadata)
+        figure.savefig(file, metadata=metadata)

@@ -24,8 +24,6 @@ from asyncpp_cli.planner.representative import Represented, Shape, messages, mes
 from asyncpp_cli.planner.step_time import (
     StageTimes,
     StepTime,
-    known_cycles,
-    least_step,
     sharded_step,
     simulated_step,
     step_time,
@@ -176,17 +174,10 @@ def own_estimate(config: RunConfig, costs: CostModel) -> Estimate:
     return _with_cut(config, _own_cut(config), costs)
 
 
-def fitting(
-    config: RunConfig,
-    costs: CostModel,
-    *,
-    limit_gb: float | None,
-    cuts: Sequence[list[float]] | None = None,
-) -> Estimate | None:
-    """As `estimate`, or None where no cut fits: then no time is simulated. `cuts`: those of
-    `fitting_cuts`, if they are known."""
+def fitting(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> Estimate | None:
+    """As `estimate`, or None where no cut fits: then no time is simulated."""
     best, too_large, own = None, False, _own_cut(config)
-    for cut in fitting_cuts(config, costs, limit_gb=limit_gb) if cuts is None else cuts:
+    for cut in _cuts(config, costs, limit_gb=limit_gb):
         if best is not None and cut == list(best.cut):
             continue
         changed = _with_cut(config, cut, costs)
@@ -198,7 +189,7 @@ def fitting(
     return best
 
 
-def fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> list[list[float]]:
+def _cuts(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> list[list[float]]:
     """The run's own cut, if it fits, and others that may fit, or be faster; empty where none fits."""
     own = _own_cut(config)
     if limit_gb is None:
@@ -209,13 +200,6 @@ def fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float | None)
     if config.parallel.cut is None:
         cuts += [cut for cut in _other_cuts(config, costs, limit_gb=limit_gb) if cut != own]
     return cuts
-
-
-def least_with(config: RunConfig, cuts: Sequence[list[float]], costs: CostModel) -> float:
-    """A lower bound of the seconds of a step with any of these cuts, as `least_step` has it."""
-    if not known_cycles(config):
-        return 0.0
-    return min(least_step(config, stage_times(config, layout_cuts(config, cut), costs)) for cut in cuts)
 
 
 def _own_cut(config: RunConfig) -> list[float]:
@@ -530,7 +514,7 @@ def _plain_step_time(config: RunConfig, times: StageTimes) -> StepTime:
     if not _has_closed_form(schedule.name):
         steps = steps_to_measure(stages=stages, microbatches=schedule.microbatches)
         program = segment_program(config, first_step=sync_steps(config), steps=steps + schedule.delay)
-        return simulated_step(program, times, config=config)
+        return simulated_step(program, times)
     options = schedule_options(config)
     return step_time(
         schedule.name,

@@ -13,10 +13,8 @@ from asyncpp_cli.planner.estimate import (
     CostModel,
     Estimate,
     fitting,
-    fitting_cuts,
     in_flight,
     least_seconds,
-    least_with,
     most_blocks,
     own_estimate,
 )
@@ -79,7 +77,6 @@ def best_first(
     known: dict[int, Estimate] = {}
     # Of those whose program was built: a bound of any cut, also of one that does not fit.
     built: dict[int, float] = {}
-    cuts: dict[int, list[list[float]]] = {}
     numbered = list(configs)
     for number, config in enumerate(numbered):
         queue.append((False, _MARGIN * least_seconds(config, costs), -1, _Memory(), number))
@@ -109,13 +106,7 @@ def best_first(
             if exceeds:
                 layout: Estimate | None = own_estimate(config, costs)
             else:
-                if number not in cuts:
-                    cuts[number] = fitting_cuts(config, costs, limit_gb=limit_gb)
-                later = _MARGIN * least_with(config, cuts[number], costs) if cuts[number] else least
-                if later > least:
-                    heapq.heappush(queue, (False, later, -1, _Memory(), number))
-                    continue
-                layout = fitting(config, costs, limit_gb=limit_gb, cuts=cuts.pop(number))
+                layout = fitting(config, costs, limit_gb=limit_gb)
         except schedules.ScheduleError:
             continue
         if layout is None:

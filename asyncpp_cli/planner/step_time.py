@@ -11,15 +11,12 @@ a reduction, depends on all stages where a step has hardly more micro-batches th
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import add, itemgetter
 from typing import Any, NamedTuple
 
 import schedules
-from schedules import Op
 from schedules.costs import Costs
 from schedules.simulate import Timeline, fill_steps, simulate, throughput
 from stages.config.run_config import RunConfig
@@ -38,8 +35,6 @@ ROUNDS_EXTRAPOLATED = 4
 HIDDEN_ROUNDS = 8
 """Further ones at most for a reduction that they hide; a longer one takes as large a share of a shorter step,
 which is up to some per cent too slow."""
-KNOWN_WITHIN = 0.03
-"""Share of a simulated time that its known lower bound may miss without a look for a better one."""
 STEPS_MEASURED = 12
 """Steps of an unflushed pipeline to average over: long and short ones may alternate."""
 
@@ -283,137 +278,14 @@ def _two_steps(name: str, *, ranks: int, microbatches: int, chunks: int) -> sche
     return schedules.build(name, stages=ranks, microbatches=microbatches, steps=2, chunks=chunks)
 
 
-def simulated_step(
-    program: schedules.Program, times: StageTimes, *, config: RunConfig | None = None
-) -> StepTime:
-    """The steady state of any program, by simulating all of it; `config`: of the run that it is of, whose
-    `least_step` then knows more.
+def simulated_step(program: schedules.Program, times: StageTimes) -> StepTime:
+    """The steady state of any program, by simulating all of it.
 
     Raises:
         ValueError: the program has too few steps (see `schedules.simulate.steps_to_measure`).
     """
-    timeline = simulate(program, _costs(times))
-    measured = throughput(timeline)
-    if config is not None:
-        _remember_cycle(config, timeline, times, turn=measured.step_time / program.microbatches)
+    measured = throughput(simulate(program, _costs(times)))
     return StepTime(seconds=measured.step_time, bubble=measured.bubble)
-
-
-class _Cycle(NamedTuple):
-    """Actions of which each waits for the one before, and the first, some micro-batches later, for the last.
-
-    A rank's order of forwards and backwards, and messages, make them wait: in a schedule that never flushes
-    both are the same for every micro-batch, whatever the number per step. So no program of the schedule takes
-    less time per micro-batch. What else the rank does between them is left out.
-    """
-
-    microbatches: int
-    seconds: tuple[tuple[str, int, int], ...]
-    """Field of `StageTimes`, stage, and how often."""
-    messages: int
-    heads: int
-    """How often the last stage waits for the shards of the head."""
-
-    def turn(self, times: StageTimes) -> float:
-        """Seconds per micro-batch."""
-        total: float = sum(count * getattr(times, field)[stage] for field, stage, count in self.seconds)
-        return (total + self.messages * times.message + self.heads * _of_shards(times)) / self.microbatches
-
-
-_OF_A_CYCLE = {
-    Op.FORWARD: "forward",
-    Op.BACKWARD: "backward",
-    Op.BACKWARD_INPUT: "input_half",
-    Op.BACKWARD_WEIGHT: "weight_half",
-}
-
-
-def least_step(config: RunConfig, times: StageTimes) -> float:
-    """A lower bound of the seconds of a step, from cycles found in programs that were simulated before; 0
-    where there were none."""
-    turns = (cycle.turn(times) for cycle in known_cycles(config))
-    return config.schedule.microbatches * max(turns, default=0.0)
-
-
-def known_cycles(config: RunConfig) -> list[_Cycle]:
-    """Those found in programs whose forwards and backwards come in the order of this run's."""
-    key = _sharded_key(config, microbatches=0, without="delay")
-    return _found_cycles((key, config.parallel.shard_head))
-
-
-@lru_cache(maxsize=1024)
-def _found_cycles(key: Hashable) -> list[_Cycle]:
-    return []
-
-
-def _remember_cycle(config: RunConfig, timeline: Timeline, times: StageTimes, *, turn: float) -> None:
-    """Remember what made a program's micro-batches take `turn`, if that is not known."""
-    if schedules.is_custom(config.schedule.name) or schedules.is_synchronous(config.schedule.name):
-        return
-    known = known_cycles(config)
-    if max((cycle.turn(times) for cycle in known), default=0.0) < (1 - KNOWN_WITHIN) * turn:
-        known += [cycle for cycle in [_slowest_cycle(timeline, times)] if cycle is not None]
-
-
-def _slowest_cycle(timeline: Timeline, times: StageTimes) -> _Cycle | None:
-    """The slowest cycle on the way back from a late action, always to what ended last of what it waited for;
-    None: there is none while forwards and backwards of all stages alternate."""
-    program = timeline.program
-    last, rank_of_stage = program.loss_stage, program.rank_of_stage
-    orders: list[list[tuple[int, Op, int, float]]] = []
-    places: dict[tuple[int, Op, int], int] = {}
-    steady: list[range] = []
-    for actions, ends in zip(program.actions, timeline.ends, strict=True):
-        order = [
-            (stage, op, microbatch, end)
-            for (stage, op, microbatch, _), end in zip(actions, ends, strict=True)
-            if op in _OF_A_CYCLE
-        ]
-        first: dict[tuple[int, Op], int] = {}
-        final: dict[tuple[int, Op], int] = {}
-        for place, (stage, op, microbatch, _) in enumerate(order):
-            first.setdefault((stage, op), place)
-            final[stage, op] = places[stage, op, microbatch] = place
-        orders.append(order)
-        steady.append(range(max(first.values()) + 1, min(final.values()) + 1))
-    rank, place = 0, steady[0].stop - 1
-    path: list[tuple[str, int, int, int]] = []
-    """Field and stage of each action, whether a message brought it about, and whether shards of the head."""
-    visits: dict[tuple[int, Op], tuple[int, int]] = {}
-    best: tuple[float, _Cycle | None] = 0.0, None
-    while place in steady[rank]:
-        stage, op, microbatch, _ = orders[rank][place]
-        if (stage, op) in visits:
-            begin, later = visits[stage, op]
-            counts = Counter((field, of_stage) for field, of_stage, _, _ in path[begin:])
-            cycle = _Cycle(
-                later - microbatch,
-                tuple((field, of_stage, count) for (field, of_stage), count in counts.items()),
-                sum(sent for _, _, sent, _ in path[begin:]),
-                sum(shards for _, _, _, shards in path[begin:]),
-            )
-            best = max(best, (cycle.turn(times), cycle), key=lambda found: found[0])
-        visits[stage, op] = len(path), microbatch
-        waited_for = (orders[rank][place - 1][3], rank, place - 1, 0, 0)
-        sender = stage - 1 if op is Op.FORWARD else stage + 1
-        if op is not Op.BACKWARD_WEIGHT and 0 <= sender <= last:
-            other, there = rank_of_stage[sender], places[sender, op, microbatch]
-            sent = int(other != rank)
-            arrival = orders[other][there][3] + sent * times.message
-            waited_for = max(waited_for, (arrival, other, there, sent, 0))
-        elif op is not Op.BACKWARD_WEIGHT and sender > last and program.head_shards:
-            there = places[last, Op.FORWARD, microbatch]
-            waited_for = max(waited_for, (orders[rank][there][3] + _of_shards(times), rank, there, 0, 1))
-        path.append((_OF_A_CYCLE[op], stage, *waited_for[3:]))
-        _, rank, place, _, _ = waited_for
-    return best[1]
-
-
-def _of_shards(times: StageTimes) -> float:
-    """Seconds from the last stage's forward to its backward, at least, with shards of the head: all but one
-    are on other ranks."""
-    second, largest = sorted((0.0, 0.0, *times.head))[-2:]
-    return max(largest, second + 2 * times.message)
 
 
 def sharded_step(config: RunConfig, times: StageTimes) -> StepTime:
@@ -470,9 +342,7 @@ def _simulated_seconds(config: RunConfig, times: StageTimes, *, microbatches: in
     timeline = simulate(program, _costs(times))
     if schedules.is_synchronous(config.schedule.name):
         return _second_step(timeline)
-    seconds = throughput(timeline).step_time
-    _remember_cycle(config, timeline, times, turn=seconds / microbatches)
-    return seconds
+    return throughput(timeline).step_time
 
 
 class _ShardedKey(NamedTuple):
@@ -483,12 +353,10 @@ class _ShardedKey(NamedTuple):
     options: tuple[tuple[str, Any], ...]
 
 
-def _sharded_key(config: RunConfig, *, microbatches: int, without: str = "") -> _ShardedKey:
-    """What the program depends on, but for the option `without`."""
-    options = (item for item in schedule_options(config).items() if item[0] != without)
-    return _ShardedKey(
-        config.schedule.name, config.parallel.stages, microbatches, config.model.tied, tuple(options)
-    )
+def _sharded_key(config: RunConfig, *, microbatches: int) -> _ShardedKey:
+    """What the program depends on."""
+    options = tuple(schedule_options(config).items())
+    return _ShardedKey(config.schedule.name, config.parallel.stages, microbatches, config.model.tied, options)
 
 
 @lru_cache(maxsize=256)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import hypothesis
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import schedules
 from asyncpp_cli.planner.base_config import base_of
@@ -18,8 +15,6 @@ from asyncpp_cli.planner.estimate import own_estimate, stage_times
 from asyncpp_cli.planner.layouts import layout
 from asyncpp_cli.planner.step_time import (
     StageTimes,
-    _found_cycles,
-    least_step,
     sharded_step,
     simulated_step,
     step_time,
@@ -198,61 +193,3 @@ def test_an_update_interval_of_all_microbatches_is_planned_as_none(name: str, sh
     planned = own_estimate(config, costs).step
     config.schedule.update_interval = config.schedule.microbatches
     assert own_estimate(config, costs).step == planned
-
-
-@hypothesis.settings(max_examples=25, deadline=None)
-@given(
-    name=st.sampled_from([name for name in schedules.NAMES if not schedules.is_synchronous(name)]),
-    seed=st.integers(0, 10**6),
-    stages=st.integers(2, 6),
-    shard_head=st.booleans(),
-)
-def test_no_step_is_shorter_than_cycles_of_other_programs_say(
-    name: str, seed: int, stages: int, shard_head: bool
-) -> None:
-    generator, schedule = random.Random(seed), schedules.find(name)
-    shard_head = shard_head and schedule.can_shard_head
-    ahead = generator.choice((1, 2)) if "ahead" in schedule.options else 1
-    split = "split" in schedule.options and generator.random() < 0.5
-    base = base_of("7b", []).config
-    known = False
-    blocks = stages * schedule.stages_per_rank
-
-    def drawn(least: float, most: float, *, of_shards: bool = False) -> tuple[float, ...]:
-        values = tuple(generator.uniform(least, most) for _ in range(stages if of_shards else blocks))
-        zeros = (0.0,) * (blocks if of_shards else stages * shard_head)
-        return (*zeros, *values) if of_shards else (*values, *zeros)
-
-    _found_cycles.cache_clear()
-    for microbatches in generator.sample(range(2 * stages, 5 * stages), 3):
-        config = layout(
-            base,
-            name,
-            stages=stages,
-            data=1,
-            microbatches=microbatches,
-            size=1,
-            recompute="none",
-            ahead=ahead,
-            split=split,
-            shard_head=shard_head,
-        )
-        times = StageTimes(
-            forward=drawn(0.5, 1.5),
-            backward=drawn(0.5, 3),
-            input_half=drawn(0.5, 1.5),
-            weight_half=drawn(0.5, 1.5),
-            update=drawn(0, 0.5),
-            reduction=drawn(0, 2),
-            message=generator.choice((0.0, generator.uniform(0, 1))),
-            head=drawn(0, 1, of_shards=True) if shard_head else (),
-            head_weight=drawn(0, 0.5, of_shards=True) if shard_head else (),
-        )
-        steps = 3 * steps_to_measure(stages=blocks, microbatches=microbatches, ahead=ahead)
-        program = segment_program(config, first_step=0, steps=steps + config.schedule.delay)
-        before = least_step(config, times)
-        seconds = simulated_step(program, times, config=config).seconds
-        assert before <= seconds / 0.99
-        assert least_step(config, times) <= seconds / 0.99
-        known = known or before > 0
-    assert known
