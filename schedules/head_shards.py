@@ -17,7 +17,6 @@ nothing flushes, T of the next step begin before an update; those of the step af
 from __future__ import annotations
 
 import heapq
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,12 +29,14 @@ FURTHER_AHEAD = 1
 """Forwards that stages run further ahead of their backwards than with the whole head in the last stage."""
 EMBEDDED_AHEAD = 2
 """Micro-batches that shards of the embedding are ahead of the first stage's forwards, at most."""
-_TIMES = {Op.FORWARD: 1.0, Op.BACKWARD: 2.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
-"""Of a rank's share of the blocks, for the order alone."""
-_HEAD = 1.0
+_TIMES = {Op.FORWARD: 20, Op.BACKWARD: 40, Op.BACKWARD_INPUT: 20, Op.BACKWARD_WEIGHT: 20}
+"""Of a rank's share of the blocks, for the order alone. Whole numbers: rounding would decide which of two
+actions comes first, and the order change within a segment."""
+_HEAD = 20
 """Likewise, of the forward of the whole head."""
-_LATENCY = 0.05
+_LATENCY = 1
 """Likewise, of a message."""
+_NEVER = 1 << 62
 _FIRST, _NEXT, _LAST = 0, 1, 2
 """Which of the actions that can start at the same time comes first."""
 
@@ -145,26 +146,27 @@ class _Order:
         ranks, stages = program.num_ranks, program.num_stages
         self.program, self.actions = program, actions
         self.microbatches, self.last = program.microbatches, program.loss_stage
-        share = ranks / stages
-        self.times = {op: time * share for op, time in _TIMES.items()}
-        self.head, self.head_weight = 2 * _HEAD / ranks, _HEAD / ranks
+        # In units of which a share of a rank's blocks, and of the head, takes a whole number.
+        self.times = {op: time * ranks * ranks for op, time in _TIMES.items()}
+        self.head, self.head_weight = 2 * _HEAD * stages, _HEAD * stages
+        self.latency = _LATENCY * ranks * stages
         self.position = [0] * ranks
-        self.clock = [0.0] * ranks
+        self.clock = [0] * ranks
         self.orders: list[list[Action]] = [[] for _ in range(ranks)]
         # When what an action needs arrives, by stage and micro-batch.
-        self.activations_at: list[dict[int, float]] = [{} for _ in range(stages)]
-        self.gradient_at: list[dict[int, float]] = [{} for _ in range(stages)]
-        self.parts: dict[int, list[float]] = {}
+        self.activations_at: list[dict[int, int]] = [{} for _ in range(stages)]
+        self.gradient_at: list[dict[int, int]] = [{} for _ in range(stages)]
+        self.parts: dict[int, list[int]] = {}
         # By rank: S and T to come, in order, and when they can start.
-        self.heads: list[deque[tuple[float, int]]] = [deque() for _ in range(ranks)]
+        self.heads: list[deque[tuple[int, int]]] = [deque() for _ in range(ranks)]
         self.weights: list[deque[int]] = [deque() for _ in range(ranks)]
-        self.sums_at: list[dict[int, float]] = [{} for _ in range(ranks)]
+        self.sums_at: list[dict[int, int]] = [{} for _ in range(ranks)]
         # By rank: G to come, in order, and when they can start; E to come, of all that stage 0 forwards.
-        self.spreads: list[deque[tuple[float, int]]] = [deque() for _ in range(ranks)]
+        self.spreads: list[deque[tuple[int, int]]] = [deque() for _ in range(ranks)]
         forwards = [action for action in actions[program.rank_of_stage[0]] if action[:2] == (0, Op.FORWARD)]
         self.lookups: list[deque[Action]] = [deque(forwards if tied else ()) for _ in range(ranks)]
         self.tied, self.all_lookups, self.forwarded = tied, len(forwards), 0
-        self.embedded: dict[int, list[float]] = {}
+        self.embedded: dict[int, list[int]] = {}
         self.gathered: list[dict[int, int]] = [{} for _ in range(ranks)]
         """By rank and step: T, and G, performed so far."""
         self.read: dict[int, int] = {}
@@ -172,7 +174,7 @@ class _Order:
         self.written = [program.initial_versions[-1]] * (stages + ranks)
         self.complete = self.written[0]
         """The newest version that all stages have written."""
-        self.heap: list[tuple[float, int, int]] = []
+        self.heap: list[tuple[int, int, int]] = []
         self.stamps = [0] * ranks
         self.next = [Op.FORWARD] * ranks
         """The op of each rank's next action."""
@@ -205,12 +207,12 @@ class _Order:
         start; of several, the most urgent, of these E before G, S and T."""
         self.stamps[rank] += 1
         now, complete, tied = self.clock[rank], self.complete, self.tied
-        start, urgency, updates_next = math.inf, _LAST, False
+        start, urgency, updates_next = _NEVER, _LAST, False
         position, actions = self.position[rank], self.actions[rank]
         if position < len(actions):
             stage, op, microbatch, version = actions[position]
             # When everything that it needs is there; None: that is not known yet.
-            at: float | None = 0.0
+            at: int | None = 0
             if op is Op.UPDATE:
                 updates_next = True
                 version -= 1
@@ -256,7 +258,7 @@ class _Order:
                 urgent = len(weights) > 1 or updates_next or (tied and completes)
                 if can_add and (at < start or (at == start and urgent and urgency > _FIRST)):
                     start, self.next[rank] = at, Op.HEAD_WEIGHT
-        if start < math.inf:
+        if start < _NEVER:
             heapq.heappush(self.heap, (start, rank, self.stamps[rank]))
 
     def _look_at_all(self) -> None:
@@ -276,7 +278,7 @@ class _Order:
             ):
                 self._look_at(rank)
 
-    def _perform_head(self, rank: int, start: float) -> None:
+    def _perform_head(self, rank: int, start: int) -> None:
         _, microbatch = self.heads[rank].popleft()
         self._add(rank, Op.HEAD, microbatch)
         self.weights[rank].append(microbatch)
@@ -288,13 +290,13 @@ class _Order:
             self.gradient_at[last][microbatch] = max(self.parts.pop(microbatch))
             self._look_at_holder(last, Op.BACKWARD, microbatch)
 
-    def _perform_head_weight(self, rank: int, start: float) -> None:
+    def _perform_head_weight(self, rank: int, start: int) -> None:
         microbatch = self.weights[rank].popleft()
         self._add(rank, Op.HEAD_WEIGHT, microbatch)
         self.clock[rank] = start + self.head_weight
         self._gather(rank, microbatch)
 
-    def _perform_embed(self, rank: int, start: float) -> None:
+    def _perform_embed(self, rank: int, start: int) -> None:
         _, _, microbatch, version = self.lookups[rank].popleft()
         self.orders[rank].append(Action(self.last + 1 + rank, Op.EMBED, microbatch, version))
         self.clock[rank] = start
@@ -304,7 +306,7 @@ class _Order:
             self.activations_at[0][microbatch] = max(self.embedded.pop(microbatch))
             self._look_at_holder(0, Op.FORWARD, microbatch)
 
-    def _perform_embed_weight(self, rank: int, start: float) -> None:
+    def _perform_embed_weight(self, rank: int, start: int) -> None:
         self.clock[rank] = start
         _, microbatch = self.spreads[rank].popleft()
         self._add(rank, Op.EMBED_WEIGHT, microbatch)
@@ -329,7 +331,7 @@ class _Order:
             self.orders[rank].append(Action(stage, Op.UPDATE, NO_MICROBATCH, step + 1))
             self._write(stage, step + 1)
 
-    def _perform_next(self, rank: int, start: float) -> None:
+    def _perform_next(self, rank: int, start: int) -> None:
         action = self.actions[rank][self.position[rank]]
         stage, op, microbatch, version = action
         self.position[rank] += 1
@@ -371,8 +373,8 @@ class _Order:
     def _add(self, rank: int, op: Op, microbatch: int) -> None:
         self.orders[rank].append(Action(self.last + 1 + rank, op, microbatch, self.read[microbatch]))
 
-    def _arrival(self, sender: int, receiver: int) -> float:
-        return self.clock[sender] + (_LATENCY if sender != receiver else 0.0)
+    def _arrival(self, sender: int, receiver: int) -> int:
+        return self.clock[sender] + (self.latency if sender != receiver else 0)
 
     def _write(self, stage: int, version: int) -> None:
         self.written[stage] = version

@@ -209,3 +209,19 @@ def test_a_backward_before_the_shards_is_a_deadlock():
     [problem] = find_problems(replace(PROGRAM, actions=(first, tuple(swapped))))
     assert problem.startswith("deadlock: ")
     assert "waits at 1B0@0 for stage 3's part of the head's gradient of micro-batch 0" in problem
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("ahead", [1, 2])
+@pytest.mark.parametrize("name", ["2bw", "2bw-v"])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7])
+def test_the_order_is_the_same_in_every_step(name: str, ranks: int, ahead: int, tied: bool) -> None:
+    """Rounding of times once changed it after some fifty micro-batches, and with it what messages cost."""
+    m, steps, filling = 8 * ranks, 8, 2
+    program = build(name, stages=ranks, microbatches=m, steps=steps, ahead=ahead, shard_head=True, tied=tied)
+    for actions in program.actions:
+        order = [action for action in actions if action.op is not Op.UPDATE]
+        of_a_step = len(order) // steps
+        later = [(stage, op, microbatch - m) for stage, op, microbatch, _ in order[of_a_step:]]
+        first, last = filling * of_a_step, (steps - 2) * of_a_step
+        assert later[first:last] == [action[:3] for action in order[first:last]]
