@@ -572,6 +572,23 @@ def rehearsed_compiled_ranks() -> Iterator[str]:
     yield f"{len(more)} ranks take more than planned, by at most {100 * max(map(_beyond_plan, rows)):.1f} %"
 
 
+H100 = "h100-2026-11-26"
+
+
+def h100() -> Iterator[str]:
+    """Speed of each stage, and its memory where that was measured in a process of its own."""
+    for row in rows_of(H100):
+        where = f"{row['stage']} | {row['schedule']}"
+        graphs = ", CUDA graphs, not compiled" * (row["cuda_graphs"] == "yes")
+        speed = f"{float(row['tokens_per_second']):,.0f} | {100 * float(row['mfu']):.1f} %"
+        tokens = f"{int(row['microbatch_tokens']):,}"
+        yield f"| {row['model']}{graphs} | {where} | {row['recompute']} | {tokens} | {speed} |"
+        if row["memory_gb"]:
+            found, planned = float(row["memory_gb"]), float(row["planned_gb"])
+            sizes = f"{found:.2f} GB | {planned:.2f} GB | {planned / found:.2f}"
+            yield f"| {row['model']} | {where} | {sizes} |"
+
+
 def _peaks(rows: Sequence[Row]) -> Iterator[str]:
     runs = list(dict.fromkeys((row["model"], row["schedule"]) for row in rows))
     for model, schedule in runs:
@@ -653,6 +670,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     f"benchmarks/results/{REHEARSED}.md": rehearsed_ranks,
     f"benchmarks/results/{REHEARSED_COMPILED}.md": rehearsed_compiled_ranks,
     f"benchmarks/results/{RATES_OVER_WIDTH}.md": rates_over_width,
+    f"benchmarks/results/{H100}.md": h100,
     "docs/optimizers.md": optimizers_document,
 }
 """By document: the text that its raw files say it should contain."""

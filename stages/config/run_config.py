@@ -282,7 +282,7 @@ class TrainConfig:
     null: on a GPU, if the schedule and the machine allow it (docs/memory.md)."""
     cuda_graphs: bool = False
     """On a GPU, launch each forward and backward of a stage as one CUDA graph, for small models whose
-    micro-batches are shorter than their launches. Takes memory; no GPU has tried it yet
+    micro-batches are shorter than their launches. Takes memory; one H100 ran a stage with it
     (docs/memory.md#traincuda_graphs)."""
     deterministic: bool = False
     """On a GPU, use only torch kernels that give the same bits every time: they may be slower, and an
