@@ -2,16 +2,22 @@
 # Three on two cores: one waits for the SLURM cluster most of the time.
 WORKERS ?= 3
 
-.PHONY: install checks fast tests oldest lint format types contracts docs site
+.PHONY: install checks fast unmarked tests oldest lint format types contracts docs site
 
 install:
 	pip install -e ".[test]"
 
 checks: lint types contracts tests
 
-# What neither trains in processes nor takes half a second; under two minutes.
+FAST = not slow and not slurm and not gpu and not browser
+
+# The README's tests: what neither takes long nor needs SLURM, a GPU or a browser.
 fast:
-	python -m pytest -n $(WORKERS) -m "not slow and not slurm and not gpu"
+	python -m pytest -n $(WORKERS) -m "$(FAST)"
+
+# The same, and a list of the tests that take more than a second of processor time: mark them slow.
+unmarked:
+	ASYNCPP_TEST_UNMARKED=1 python -m pytest -n $(WORKERS) -m "$(FAST)"
 
 tests:
 	python -m pytest -n $(WORKERS)

@@ -18,6 +18,9 @@ from hypothesis import HealthCheck, settings
 SEED = "ASYNCPP_TEST_SEED"
 """Environment variable with the seed of an earlier session, to repeat it."""
 
+UNMARKED = "ASYNCPP_TEST_UNMARKED"
+"""Environment variable: list the tests that should be marked slow."""
+
 # More threads of torch's compiler are processes that import torch first: longer than the kernels here take.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
@@ -55,7 +58,51 @@ def pytest_report_to_serializable() -> Generator[None, Any, Any]:
     return without_surrogates((yield))
 
 
+MARKED = {
+    "slow": "-m slow",
+    "slurm": "-m slurm, with SLURM (tests/cluster/cluster install)",
+    "gpu": "-m gpu, where torch finds a GPU",
+    "browser": "-m browser, with Chromium (apt-get install chromium)",
+}
+"""How to run the tests of each marker."""
+left_out: Counter[str] = Counter()
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    left_out.update(name for item in items for name in MARKED if item.get_closest_marker(name))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Under `pytest -n` workers collect, and the first process says what was left out."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["left_out"] = dict(left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    left_out.update(Counter(getattr(node, "workeroutput", {}).get("left_out", {})) - left_out)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Keep the processor seconds of tests without the marker `slow`, of ended child processes too."""
+    begun = sum(os.times()[:4])
+    try:
+        return (yield)
+    finally:
+        if UNMARKED in os.environ and not item.get_closest_marker("slow"):
+            item.user_properties.append((UNMARKED, sum(os.times()[:4]) - begun))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for name, count in left_out.items():
+        terminalreporter.write_line(
+            f"Not run, marked {name}: {count}. To run: python -m pytest {MARKED[name]}"
+        )
+    # A list for people: on a slower machine the same test takes more, and none may fail for that.
+    for report in terminalreporter.stats.get("passed", []):
+        if (seconds := dict(report.user_properties).get(UNMARKED, 0.0)) > 1:
+            terminalreporter.write_line(f"Mark as slow: {report.nodeid}: {seconds:.1f} s of processor time")
     if terminalreporter.stats.keys() & {"failed", "error"}:
         terminalreporter.write_line(f"To repeat the random choices: {SEED}={os.environ[SEED]}")
 

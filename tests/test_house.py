@@ -198,7 +198,7 @@ def test_readme_has_exactly_two_set_up_commands() -> None:
     run, test = set_up_commands()
     assert run == "pip install . && asyncpp quickstart"
     assert test.startswith("pip install ")
-    assert test.endswith(" && python -m pytest -n 3")
+    assert test.endswith(' && python -m pytest -n 3 -m "not slow and not slurm and not gpu and not browser"')
 
 
 def test_continuous_integration_finds_the_test_command() -> None:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -227,7 +227,13 @@ def test_an_open_launch_goes_on_after_a_cancel_that_slurm_refused(slurm_conf: Pa
         command = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", str(experiment.folder)]
         flags = ["--site", str(site), "--replay", "--wait"]
         said = tmp_path / "said"
-        with said.open("w") as errors, subprocess.Popen([*command, *flags], stderr=errors) as launching:
+        with (
+            said.open("w") as errors,
+            subprocess.Popen([*command, *flags], stderr=errors) as launching,
+            ExitStack() as ending,
+        ):
+            # Else a failure waits for a launch whose jobs cannot start.
+            ending.callback(launching.kill)
             wait_for(lambda: len(squeue()) == 1, seconds=60, why=squeue)
             refused = stranger.run("cancel", experiment.folder)
             assert (refused.code, "denied" in refused.errors) == (2, True), refused.errors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,11 @@ from support.report_experiment import ExperimentFolder, metrics, settings
 
 from asyncpp_cli.runs.status import State, Status
 
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium (apt-get install chromium)")
+
+def needs_chromium(test: Callable[..., None]) -> Callable[..., None]:
+    missing = pytest.mark.skipif(CHROMIUM is None, reason="no chromium (apt-get install chromium)")
+    return pytest.mark.browser(missing(test))
+
 
 ROWS = 3000
 SPIKE = 1234
