@@ -7,7 +7,7 @@
     experiment.results()                       # a polars DataFrame, one row per cell
     experiment.figures()["validation-loss"]    # a plotly figure
 
-Importing it imports neither torch nor polars nor plotly.
+Importing it is fast: torch, polars and plotly load when first needed.
 """
 
 from asyncpp.experiment import Experiment, open, sweep

@@ -190,8 +190,8 @@ def set_up_commands() -> list[str]:
     return [line for line in code_lines(ROOT / "README.md") if "pip install" in line]
 
 
-def test_readme_has_at_most_150_lines() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+def test_readme_has_at_most_120_lines() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
 def test_readme_has_exactly_two_set_up_commands() -> None:

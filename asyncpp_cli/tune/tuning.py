@@ -50,9 +50,10 @@ def planned(question: Question, *, allow_code: Sequence[str] | str = (), out: Pa
     if not overs:
         raise UserError("nothing to tune over; accepted: --over KEY=RANGE, as in optimizer.lr=1e-4:1e-1:log")
     tried = points(overs, samples=question.samples, search_seed=question.search_seed)
-    template = template_with_points(load(question.template, question.changes), tried)
-    if template.speed_steps is not None:
-        raise UserError(f"{template.source}: speed_steps: a candidate needs its loss; accepted: null")
+    # Every candidate is judged by its own loss.
+    template = replace(
+        template_with_points(load(question.template, question.changes), tried), speed_steps=None
+    )
     typed = (*question.changes, *question.over)
     cells = expand(template, confirmed=confirmed(allow_code, typed, out=out))
     check_cells(template, cells)

@@ -152,25 +152,52 @@ def gap_map() -> Iterator[str]:
 
 
 def _verdicts_on_muon() -> Iterator[str]:
-    """Steps of delayed Muon by the rule of `asyncpp report`, from the page's own table, and its times."""
+    """Times of delayed Muon to the loss of the synchronous one, as the page has them."""
+    steps, times = _times_of_muon()
+    yield f"k = {_ratio(steps, 3)}"
+    said = (
+        "under `1f1b` with m = p = 8 (r = {:.3f}, measured",
+        "against the best synchronous schedule, `zb-v` (r = {:.3f}, simulated)",
+        "with m = 4 p under `zb-v` (r = {:.3f}, simulated)",
+    )
+    for (speed, time), where in zip(times, said, strict=True):
+        yield f"{_ratio(time, 3)} {where.format(speed)}"
+
+
+def readme() -> Iterator[str]:
+    """The same, as the README has them."""
+    steps, times = _times_of_muon()
+    yield f"It took {_ratio(steps, 2)} times the steps"
+    rows = ("`1f1b`, 8 stages | 8", "8 stages | 8", "the same | 32")
+    for row, (_, time) in zip(rows, times, strict=True):
+        yield f"{row} | {_ratio(time, 2)}"
+
+
+Ratio = tuple[float, float, float]
+"""Middle, and bounds of a 95 % interval."""
+
+
+def _ratio(ratio: Ratio, digits: int) -> str:
+    middle, low, high = (f"{each:.{digits}f}" for each in ratio)
+    return f"{middle} ({low} to {high})"
+
+
+def _times_of_muon() -> tuple[Ratio, list[tuple[float, Ratio]]]:
+    """Steps of delayed Muon by the rule of `asyncpp report`, from the page's own table; and ratios of speed,
+    with the time that they give."""
     page = (RESULTS / f"{GAP_MAP}.md").read_text(encoding="utf-8").partition("## Time, Muon")[2]
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| \d \|", line)]
     delayed_losses = {
         length: {row[0]: float(row[2 + place]) for row in rows}
         for place, length in enumerate((900, 1200, 1600))
     }
-    steps = steps_ratio(steps=1200, loss={row[0]: float(row[1]) for row in rows}, delayed=delayed_losses)
-    assert steps.low is not None
-    assert steps.high is not None
-    yield f"k = {steps.ratio:.3f} ({steps.low:.3f} to {steps.high:.3f})"
+    found = steps_ratio(steps=1200, loss={row[0]: float(row[1]) for row in rows}, delayed=delayed_losses)
+    assert found.low is not None
+    assert found.high is not None
+    steps = found.ratio, found.low, found.high
     equal, more = (_simulated_step("zb-v", of) / _simulated_step("2bw", of) for of in (8, 32))
-    for speed, said in (
-        (fmean(STEP_TIMES), "under `1f1b` with m = p = 8 (r = {:.3f}, measured"),
-        (equal, "against the best synchronous schedule, `zb-v` (r = {:.3f}, simulated)"),
-        (more, "with m = 4 p under `zb-v` (r = {:.3f}, simulated)"),
-    ):
-        low, high = steps.low / speed, steps.high / speed
-        yield f"{steps.ratio / speed:.3f} ({low:.3f} to {high:.3f}) {said.format(speed)}"
+    speeds = fmean(STEP_TIMES), equal, more
+    return steps, [(speed, (steps[0] / speed, steps[1] / speed, steps[2] / speed)) for speed in speeds]
 
 
 def _simulated_step(schedule: str, microbatches: int) -> float:
@@ -672,6 +699,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     f"benchmarks/results/{RATES_OVER_WIDTH}.md": rates_over_width,
     f"benchmarks/results/{H100}.md": h100,
     "docs/optimizers.md": optimizers_document,
+    "README.md": readme,
 }
 """By document: the text that its raw files say it should contain."""
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from asyncpp_cli.runs.run_folder import Run
 
 TEMPLATE = "quickstart"
 _FOLDER = "asyncpp-quickstart"
@@ -35,12 +38,17 @@ def quickstart(
     say(
         f"{len(cells)} runs of a small language model over a pipeline of two processes, on the text of the\n"
         "Python standard library: the synchronous schedule 1f1b and the asynchronous 2bw, AdamW and\n"
-        "Muon, with and without error feedback. About five minutes on two cores.\n"
+        "Muon, with and without error feedback. Two to seven minutes on two cores.\n"
         f"To resume after Ctrl-C: {command('quickstart', '--out', folder)}"
     )
     if rendered.added < len(cells):
         say(f"{folder} exists already: running what is missing.")
-    code = launch_locally(rendered.experiment, LaunchOptions())
+    runs = {run.id: run for run in rendered.experiment.runs}
+    first = [runs[resolved.cell.id] for resolved in cells[:2]]
+    code = launch_locally(rendered.experiment, LaunchOptions(only=[run.id for run in first]))
+    if code != INTERRUPTED_CODE:
+        _say_what_the_first_showed(*first)
+        code = launch_locally(rendered.experiment, LaunchOptions())
     if code == INTERRUPTED_CODE:
         raise typer.Exit(code)
     report(experiments=[folder])
@@ -55,6 +63,22 @@ def quickstart(
         f"  {command('schedule', 'show', '2bw', '--stages', '4', '--microbatches', '8')}"
     )
     raise typer.Exit(code)
+
+
+def _say_what_the_first_showed(synchronous: Run, delayed: Run) -> None:
+    """A line on the first two runs, which the same optimizer trained; none if one has not ended."""
+    from asyncpp_cli.base.console import say
+
+    losses = [run.validation_losses() for run in (synchronous, delayed)]
+    rates = [run.status().tokens_per_second for run in (synchronous, delayed)]
+    if not (all(losses) and all(rates)):
+        return
+    before, after = (of_run[max(of_run)] for of_run in losses)
+    faster = (rates[1] or 0.0) / (rates[0] or 1.0)
+    say(
+        f"With Muon, 2bw trains on {faster:.2f} times as many tokens per second as 1f1b, and ends with a\n"
+        f"validation loss of {after:.3f}, {after - before:+.3f} from it. Next: error feedback, then AdamW."
+    )
 
 
 def _new_folder() -> Path:

@@ -17,18 +17,18 @@ QUICKSTART = expand(load("quickstart", []))
 
 def test_ids_of_the_quickstart_are_those_of_the_first_version() -> None:
     assert [resolved.cell.id for resolved in QUICKSTART] == [
-        "1f1b-adamw-ef0-nano-s0-189d2753",
         "1f1b-muon-ef0-nano-s0-d01f6ade",
-        "2bw-adamw-ef0-nano-s0-9e981ded",
-        "2bw-adamw-ef1-nano-s0-6bf85f93",
         "2bw-muon-ef0-nano-s0-3350eb9e",
         "2bw-muon-ef1-nano-s0-fd1bed7d",
+        "1f1b-adamw-ef0-nano-s0-189d2753",
+        "2bw-adamw-ef0-nano-s0-9e981ded",
+        "2bw-adamw-ef1-nano-s0-6bf85f93",
     ]
 
 
 def with_value(key: str, value: Any) -> RunConfig:
     section, _, name = key.rpartition(".")
-    config = copy_of(QUICKSTART[2].config)
+    config = copy_of(QUICKSTART[4].config)
     setattr(getattr(config, section) if section else config, name, value)
     return config
 
@@ -47,7 +47,7 @@ def test_ids_of_values_that_are_hashed_as_others(key: str, value: object, begins
 
 
 def check_with(key: str, value: object) -> None:
-    config = copy_of(QUICKSTART[2].config)
+    config = copy_of(QUICKSTART[4].config)
     assign(config, {key: value})
     check(config)
 
@@ -62,7 +62,7 @@ def test_every_key_counts_where_it_is_set() -> None:
     """Those of the site, and the paths of what is known by its content, do not."""
     keys = [key for key, _ in items(RunConfig()) if not key.startswith(f"{SITE}.")]
     hashes = {key: config_hash(with_value(key, 0.5)) for key in keys}
-    assert {key for key in keys if hashes[key] == config_hash(QUICKSTART[2].config)} == {
+    assert {key for key in keys if hashes[key] == config_hash(QUICKSTART[4].config)} == {
         "model.init",
         "data.sha256",
     }

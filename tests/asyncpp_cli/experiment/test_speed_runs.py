@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import asyncpp, refusal, succeeded
+from support.command_line import asyncpp, succeeded
 from support.small_runs import TEXT, Rows, small_config
 from support.templates import cells_of
 
@@ -109,11 +109,10 @@ def test_what_has_no_meaning_or_other_numbers_is_refused(
     assert "\n" not in text
 
 
-def test_a_tuning_refuses_it(tmp_path: Path) -> None:
-    template = tmp_path / "template.yaml"
-    template.write_text(json.dumps({"model": "micro", **MATRIX}))
-    over = ("--over", "optimizer.lr=[1e-3,2e-3]", "--out", tmp_path / "tuned")
-    assert "speed_steps: a candidate needs its loss" in refusal("tune", template, *over)
+def test_a_tuning_trains_every_candidate_to_its_end(tmp_path: Path) -> None:
+    over = ("--over", "optimizer.lr=[8e-3,1.6e-2]", "--out", tmp_path / "tuned")
+    planned = json.loads(succeeded("tune", "verdict", *over, "--dry-run", "--json").output)
+    assert planned["rungs"][-1]["until"] == "900, 1200, 1600"
 
 
 @pytest.mark.parametrize("clip", ["global", "stage"])
