@@ -25,6 +25,7 @@ def running_cluster() -> Iterator[Path]:
         return
     # Not below pytest's folder: the paths of sockets are short.
     folder = Path(tempfile.mkdtemp(prefix="asyncpp-slurm-"))
+    folder.chmod(0o755)  # tests act as other users, too
     started = subprocess.run(
         [SCRIPT, "start", folder], capture_output=True, text=True, timeout=500, check=False
     )

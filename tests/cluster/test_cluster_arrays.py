@@ -26,6 +26,7 @@ from support.cluster_runs import (
 )
 from support.command_line import asyncpp, succeeded
 from support.files import ROOT
+from support.launches import started_process
 from support.slurm_queue import set_partition, squeue
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -141,7 +142,7 @@ def test_a_launch_killed_at_any_time_loses_nothing(
     command = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", str(experiment.folder), "--wait"]
     for _ in range(4):
         waited = chance.uniform(0.4, 2.5)
-        with subprocess.Popen([*command, "--site", str(site)], stderr=subprocess.DEVNULL) as launching:
+        with started_process([*command, "--site", str(site)], stderr=subprocess.DEVNULL) as launching:
             time.sleep(waited)
             launching.kill()
     launch(experiment.folder, site=site)

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,17 @@ TINY = [
 ]
 HOURS = 1_000_000
 """Number of steps of a run that lasts longer than any test."""
+
+
+@contextmanager
+def started_process(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A process that a failing test does not wait for, nor leave for the next."""
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise
 
 
 class Launched:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import shlex
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -131,6 +132,12 @@ def plan(
         list[str] | None, typer.Option(metavar="NAME", help="Only this schedule; can be repeated.")
     ] = None,
     rows: Annotated[int, typer.Option(metavar="N", min=1, help="Layouts to show.")] = 20,
+    row: Annotated[
+        int, typer.Option(metavar="N", min=1, help="The one to show by rank, and as settings.")
+    ] = 1,
+    as_template: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write that one as a template, for asyncpp sweep.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all layouts as a JSON list, best first.")
     ] = False,
@@ -144,7 +151,8 @@ def plan(
     there is one, else on `site.threads` CPU threads.
     """
     import schedules
-    from asyncpp_cli.base.console import say
+    from asyncpp_cli.base.atomic_files import write_output
+    from asyncpp_cli.base.console import quoted, say
     from asyncpp_cli.planner.base_config import base_of
     from asyncpp_cli.planner.costs.devices import DEVICES
     from asyncpp_cli.planner.costs.profile_costs import read_profile
@@ -210,7 +218,19 @@ def plan(
     if as_json:
         _print_json([_record(estimate, order) for estimate in estimates])
         return
-    _show(estimates, order, rows=rows, tokens=tokens)
+    chosen = _show(estimates, order, names=names, rows=rows, row=row, tokens=tokens)
+    settings = _settings(chosen, order.base)
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
+    say(f"Row {row} as settings: {shlex.join(f'{key}={text}' for key, text in texts.items())}")
+    if as_template is not None:
+        lines = [f"base: {what}"]
+        if base.is_model:
+            steps = round(base.token_budget / tokens)
+            lines = [f"model: {what}", f"train.steps: {steps}  # 20 tokens per active parameter"]
+        lines += [f"{key}: {text}" for key, _, text in (change.partition("=") for change in changes or ())]
+        lines += [f"{key}: {json.dumps(value)}" for key, value in settings.items()]
+        write_output(as_template, "".join(f"{line}\n" for line in lines).encode())
+        say(f"Wrote {as_template}: asyncpp sweep {quoted(as_template)} --list")
     if not order.times_known:
         say(
             f"No times are shown, since {what} names no GPU: --device {'|'.join(DEVICES)} estimates them, "
@@ -465,6 +485,34 @@ def _record(estimate: Estimate, order: _Order) -> dict[str, Any]:
     }
 
 
+def _settings(estimate: Estimate, base: Base) -> dict[str, Any]:
+    """What a layout sets beyond the planned run, by configuration key."""
+    from asyncpp_cli.runs.settings import items
+
+    before = dict(items(base.config))
+    layout = ("schedule.name", "schedule.microbatches", "parallel.stages", "parallel.data")
+    changed = {
+        key: value
+        for key, value in items(estimate.config)
+        if value != before.get(key) or key in (*layout, "train.microbatch_size")
+    }
+    return changed if estimate.own_cut else changed | {"parallel.cut": list(estimate.cut)}
+
+
+def _best_synchronous(order: _Order, *, names: Collection[str], tokens: int) -> Estimate | None:
+    """The fastest synchronous layout that fits; None if there is none."""
+    import schedules
+    from asyncpp_cli.planner.layouts import layouts
+    from asyncpp_cli.planner.ranking import best_first
+
+    synchronous = [name for name in names if schedules.is_synchronous(name)]
+    try:
+        configs = list(layouts(order.base.config, gpus=order.gpus, tokens_per_step=tokens, names=synchronous))
+    except UserError:
+        return None
+    return next(best_first(configs, costs=order.costs, limit_gb=order.limit_gb, fitting_only=True), None)
+
+
 def _named(config: RunConfig) -> str:
     import schedules
 
@@ -476,14 +524,27 @@ def _named(config: RunConfig) -> str:
     return name + ", head in shards" * config.parallel.shard_head
 
 
-def _show(estimates: Iterator[Estimate], order: _Order, *, rows: int, tokens: int) -> None:
-    """Print the best layouts, and the memory of the first by rank.
+def _show(
+    estimates: Iterator[Estimate],
+    order: _Order,
+    *,
+    names: Collection[str],
+    rows: int,
+    row: int,
+    tokens: int,
+) -> Estimate:
+    """Print the best layouts, with the best synchronous one among them, and the memory of one by rank.
 
     Args:
         estimates: of all layouts, best first; those to print are taken from it.
         order: what is planned.
+        names: of the schedules that are considered.
         rows: layouts to print.
+        row: number of the one whose memory is printed.
         tokens: per step.
+
+    Returns:
+        That one.
     """
     from asyncpp_cli.base.console import say, show_table
     from asyncpp_cli.base.tables import Fit
@@ -492,17 +553,24 @@ def _show(estimates: Iterator[Estimate], order: _Order, *, rows: int, tokens: in
     gpus, threads, limit_gb = order.gpus, order.threads, order.limit_gb
     source = order.costs.source if order.times_known else None
     shown, alike = _different(estimates, rows=rows)
+    synchronous = next((each for each in shown if each.delay == 0 and not each.exceeds(limit_gb)), None)
+    said = f"the best {len(shown)} layouts"
+    if synchronous is None and (synchronous := _best_synchronous(order, names=names, tokens=tokens)):
+        shown.append(synchronous)
+        said += " and the best synchronous one"
+    if row > len(shown):
+        raise UserError(f"--row {row}: accepted: 1 to {len(shown)}, the layouts that are shown")
     unit, size, form = ("MB", 1e-3, "{:,.0f}") if max(each.memory_gb for each in shown) < 1 else _GB
     hours = "GPU-hours" if threads is None else "core-hours"
     columns = ["schedule", "stages", "pipelines", "micro-batches x size", "recompute", "fits"]
     columns += [f"{unit} per rank", "delay"]
-    columns += [] if source is None else ["tokens/s", "bubble", "training", "step s", hours]
+    columns += [] if source is None else ["tokens/s", "x sync", "bubble", "training", "step s", hours]
     table = []
     for estimate in shown:
         config, seconds = estimate.config, order.base.token_budget / estimate.tokens_per_second
         least, most = (form.format(bound(estimate.rank_gb) / size) for bound in (min, max))
         fits = estimate.memory_gb <= limit_gb
-        row = [
+        cells = [
             _named(config),
             str(config.parallel.stages),
             str(config.parallel.data),
@@ -513,13 +581,15 @@ def _show(estimates: Iterator[Estimate], order: _Order, *, rows: int, tokens: in
             str(estimate.delay),
         ]
         if source is not None:
-            row += [f"{estimate.tokens_per_second:,.0f}", f"{estimate.step.bubble:.1%}", _span(seconds)]
-            row += [f"{estimate.step.seconds:.3g}", amount(seconds / 3600 * gpus * (threads or 1))]
-        table.append(row)
+            ratio = synchronous and synchronous.step.seconds / estimate.step.seconds
+            cells += [f"{estimate.tokens_per_second:,.0f}", "-" if ratio is None else f"{ratio:.2f}"]
+            cells += [f"{estimate.step.bubble:.1%}", _span(seconds)]
+            cells += [f"{estimate.step.seconds:.3g}", amount(seconds / 3600 * gpus * (threads or 1))]
+        table.append(cells)
     kind = "rank" if threads is not None or source is None else "GPU"
     title = f"{shown[0].config.model.name} on {gpus} {kind}{'' if gpus == 1 else 's'}, "
     title += "" if source is None else f"times of {source}, "
-    title += f"{tokens:,} tokens per step: the best {len(shown)} layouts"
+    title += f"{tokens:,} tokens per step: {said}"
     fit = Fit(share=columns[1:], hide=[hours, "step s", "bubble", "training"])
     show_table(columns, table, title=title, fit=fit)
     if alike:
@@ -527,11 +597,7 @@ def _show(estimates: Iterator[Estimate], order: _Order, *, rows: int, tokens: in
             f"{alike} layouts that take as long as one of these and differ from it in micro-batches and size "
             "alone are left out (--json has them)."
         )
-    best = shown[0]
-    needed = ["parallel.shard_head: true"] * best.config.parallel.shard_head
-    needed += [] if best.own_cut else [f"parallel.cut: {list(best.cut)}"]
-    if needed:
-        say(f"The first needs {' and '.join(needed)}")
+    best = shown[row - 1]
     print()
     context = ", beside CUDA's context" if kind == "GPU" else ""
     limit = f" (limit {limit_gb:.1f} GB{context})" if math.isfinite(limit_gb) else ""
@@ -552,8 +618,9 @@ def _show(estimates: Iterator[Estimate], order: _Order, *, rows: int, tokens: in
             ]
             for rank, (held, total) in enumerate(zip(best.memory, best.rank_gb, strict=True))
         ],
-        title=f"The first of them, {unit} per rank{limit}",
+        title=f"{'The first of them' if row == 1 else f'Row {row}'}, {unit} per rank{limit}",
     )
+    return best
 
 
 _GB = ("GB", 1.0, "{:,.2f}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp
-from support.launches import HOURS, is_training, sweep, wait_for
+from support.launches import HOURS, is_training, started_process, sweep, wait_for
 
 from asyncpp_cli.runs.status import Cause, State
 
@@ -26,7 +25,7 @@ def test_ranks_of_torchrun_save_when_their_run_is_cancelled_and_are_not_started_
     [run] = experiment.runs
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "3"]
     command = [sys.executable, *torchrun, "-m", "asyncpp_cli", "train", str(run.folder)]
-    with (tmp_path / "errors").open("wb") as errors, subprocess.Popen(command, stderr=errors) as started:
+    with (tmp_path / "errors").open("wb") as errors, started_process(command, stderr=errors) as started:
         try:
             wait_for(lambda: is_training(run), seconds=200)
             assert asyncpp("cancel", experiment.folder).code == 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, succeeded
-from support.launches import StartLaunch, processes_of, rows_of, sweep, wait_for
+from support.launches import StartLaunch, processes_of, rows_of, started_process, sweep, wait_for
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import RankEnd
@@ -121,7 +121,7 @@ def test_train_alone_exits_with_75_and_a_damaged_checkpoint_is_passed_over(
 ) -> None:
     (run,) = one_run(tmp_path / "e").runs
     command = [sys.executable, "-m", "asyncpp_cli", "train", str(run.folder), "--replay"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as training:
+    with started_process(command, stderr=subprocess.PIPE, text=True) as training:
         try:
             wait_for(lambda: steps_written(run) >= 45, seconds=250)
         finally:

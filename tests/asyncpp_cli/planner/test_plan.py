@@ -436,6 +436,35 @@ def test_a_template_is_planned_with_its_own_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_the_best_synchronous_layout_is_shown_and_any_row_becomes_a_template(tmp_path: Path) -> None:
+    file = tmp_path / "chosen.yaml"
+    words = (
+        "plan",
+        "360m",
+        "optimizer=muon",
+        "--gpus",
+        "8",
+        "--rows",
+        "2",
+        "--row",
+        "3",
+        "--as-template",
+        file,
+    )
+    said = succeeded(*words)
+    rows = [line.split() for line in said.output.splitlines() if " x " in line and "none" in line]
+    assert "and the best synchronous one" in said.output
+    assert "1.00" in rows[-1]
+    [cell] = expand(load(str(file), []))
+    config = cell.config
+    assert (is_synchronous(config.schedule.name), config.optimizer.name) == (True, "muon")
+    assert config.parallel.stages * config.parallel.data == 8
+    assert tokens_per_step(config) == 2**19
+    assert f"schedule.name={config.schedule.name}" in said.errors
+    assert "--row 4: accepted: 1 to 3" in refusal(*words[:-3], "4")
+
+
 def test_schedules_can_be_chosen() -> None:
     found = planned("360m", "--gpus", "4", "--schedule", "gpipe", "--schedule", "pipedream-unstashed")
     assert {one["schedule"] for one in found} == {"gpipe", "pipedream-unstashed"}
