@@ -38,7 +38,7 @@ def quickstart(
     say(
         f"{len(cells)} runs of a small language model over a pipeline of two processes, on the text of the\n"
         "Python standard library: the synchronous schedule 1f1b and the asynchronous 2bw, AdamW and\n"
-        "Muon, with and without error feedback. Two to seven minutes on two cores.\n"
+        "Muon, with and without error feedback. About four minutes on two idle cores.\n"
         f"To resume after Ctrl-C: {command('quickstart', '--out', folder)}"
     )
     if rendered.added < len(cells):
