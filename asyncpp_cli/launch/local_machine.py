@@ -13,9 +13,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -33,8 +35,9 @@ from asyncpp_cli.runs.processes import send_signal, this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status, is_done
 from asyncpp_cli.sites.resources import Machine, Resources, import_path, resources_of
+from schedules import ScheduleError
 from stages.config.own_code import check_code
-from stages.config.run_config import SiteConfig
+from stages.config.run_config import RunConfig, SiteConfig
 from stages.validation import ConfigError, check_data
 
 _POLL_SECONDS = 0.25
@@ -52,6 +55,8 @@ class Task:
     site: SiteConfig
     until: int | None = None
     """Step after which to pause it; None: it trains to the end."""
+    gpu_gb: float = 0.0
+    """Memory that it is planned to take on each of its GPUs, 10^9 bytes; 0: not known, or it has none."""
 
 
 class LocalJobs:
@@ -122,7 +127,8 @@ class Launcher:
     Args:
         tasks: in the order in which to start them.
         machine: the resources that they share.
-        max_parallel: number of runs at a time; None: as many as fit on separate cores and GPUs.
+        max_parallel: number of runs at a time, which may share GPUs as far as their planned memory fits;
+            None: as many as fit on separate cores and GPUs.
         replay: run each in one process.
         progress: display to update.
         scheduler: asked about runs that are running in SLURM jobs.
@@ -154,6 +160,7 @@ class Launcher:
         self._elsewhere: set[str] = set()
         """Ids of runs that run on another machine."""
         self._statuses: dict[str, Status] = {}
+        self._told_of_waiting = False
 
     def run(self) -> list[Status]:
         """Run all tasks that are not completed, and wait for those that other launches are running.
@@ -239,7 +246,7 @@ class Launcher:
                 if run.id in self._cancelled:
                     self._tried.add(run.id)
                     continue
-                return task if self._fits(task.resources, running) else None
+                return task if self._fits(task, running) else None
         return None
 
     def _start(self, task: Task) -> None:
@@ -262,7 +269,7 @@ class Launcher:
                 attempt.stop("cancelled as it began", cause=Cause.CANCELLED)
                 settle(run, all_over=attempt.number)
             elif attempt is not None:
-                devices = self._free_gpus()[: task.resources.gpus]
+                devices = self._gpus_for(task)
                 self._own[run.id] = (attempt, task, devices)
                 self._jobs.start(attempt, resources=task.resources, devices=devices)
         except (DamagedError, OSError, RuntimeError) as error:
@@ -292,20 +299,45 @@ class Launcher:
         self._max_parallel = min(others, self._max_parallel or others)
         self._tried.discard(run.id)
 
-    def _fits(self, wanted: Resources, running: Sequence[Task]) -> bool:
+    def _fits(self, task: Task, running: Sequence[Task]) -> bool:
+        wanted = task.resources
         if not running:
             return True
-        if wanted.gpus > len(self._free_gpus()):
+        if self._max_parallel is not None and len(running) >= self._max_parallel:
             return False
-        if self._max_parallel is not None:
-            return len(running) < self._max_parallel
-        if wanted.gpus:
+        if wanted.gpus > len(self._gpus_for(task)):
+            self._tell_of_waiting(task)
+            return False
+        if wanted.gpus or self._max_parallel is not None:
             return True
-        return sum(task.resources.cores for task in running) + wanted.cores <= self._machine.cores
+        return sum(other.resources.cores for other in running) + wanted.cores <= self._machine.cores
 
-    def _free_gpus(self) -> tuple[str, ...]:
-        taken = {device for _, _, devices in self._own.values() for device in devices}
-        return tuple(device for device in self._machine.gpus if device not in taken)
+    def _gpus_for(self, task: Task) -> tuple[str, ...]:
+        """GPUs for a run, those with fewest runs first; fewer than it needs where others are taken."""
+        runs: Counter[str] = Counter()
+        gb: Counter[str] = Counter()
+        for _, other, devices in self._own.values():
+            runs.update(devices)
+            gb.update(dict.fromkeys(devices, other.gpu_gb))
+        room = inf if self._machine.gpu_gb is None else self._machine.gpu_gb - task.gpu_gb
+        free = [
+            device
+            for device in self._machine.gpus
+            if not runs[device] or (self._max_parallel is not None and gb[device] <= room)
+        ]
+        return tuple(sorted(free, key=lambda device: runs[device])[: task.resources.gpus])
+
+    def _tell_of_waiting(self, task: Task) -> None:
+        if self._told_of_waiting:
+            return
+        self._told_of_waiting = True
+        if self._max_parallel is None:
+            say("Runs wait for a free GPU: --max-parallel N trains N at a time, several on a GPU")
+        else:
+            say(
+                f"Fewer than {self._max_parallel} runs at a time: {task.run.id} is planned to take "
+                f"{task.gpu_gb:.1f} GB beside those that train, of the GPU's {self._machine.gpu_gb:.1f} GB"
+            )
 
     def _any_going_on(self, statuses: Sequence[tuple[Run, Status]]) -> bool:
         return any(
@@ -330,6 +362,19 @@ class Launcher:
 
 def _is_running(status: Status) -> bool:
     return status.state == State.RUNNING
+
+
+def _planned_gb(config: RunConfig) -> float:
+    """Memory that all ranks of a run are planned to take, 10^9 bytes; 0 where that is not known."""
+    from asyncpp_cli.planner.estimate import GB, planned_memory
+
+    if config.model.factory is not None:
+        return 0.0
+    try:
+        of_pipeline = sum(sum(kinds.values()) for kinds in planned_memory(config))
+    except ScheduleError:
+        return 0.0
+    return of_pipeline * config.parallel.data / GB
 
 
 @contextmanager
@@ -376,5 +421,9 @@ def tasks_of(
             raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
         resources = resources_of(config, replay=replay, machine=machine)
         check_pause(run, config, pauses)
-        tasks.append(Task(run, resources, config.train.steps, config.site, until=pauses.get(run.id)))
+        gb = 0.0
+        if resources.gpus and machine.gpu_gb is not None and len(runs) > len(machine.gpus):
+            gb = _planned_gb(config) / resources.gpus
+        until = pauses.get(run.id)
+        tasks.append(Task(run, resources, config.train.steps, config.site, until=until, gpu_gb=gb))
     return tasks, damaged

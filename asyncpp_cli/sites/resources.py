@@ -38,6 +38,8 @@ class Machine:
     cores: int
     gpus: tuple[str, ...]
     """Names of the GPUs, as CUDA_VISIBLE_DEVICES takes them."""
+    gpu_gb: float | None = None
+    """Memory of the smallest GPU, 10^9 bytes; None: not known."""
 
 
 def ranks_of(config: RunConfig) -> int:
@@ -61,7 +63,8 @@ def resources_of(config: RunConfig, *, replay: bool, machine: Machine) -> Resour
 
 def this_machine() -> Machine:
     """Cores that this process may use, and GPUs that it sees."""
-    return Machine(cores=_cores(), gpus=_gpus())
+    gpus = _gpus()
+    return Machine(cores=_cores(), gpus=gpus, gpu_gb=_gpu_gb() if gpus else None)
 
 
 def _cores() -> int:
@@ -78,16 +81,27 @@ def _gpus() -> tuple[str, ...]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return tuple(name.strip() for name in visible.split(",") if name.strip() not in ("", "-1"))
+    return tuple(_asked("index"))
+
+
+def _gpu_gb() -> float | None:
+    """Memory of the smallest GPU here, of those that are hidden from this process, too."""
+    sizes = [float(size) for size in _asked("memory.total") if size.isdecimal()]
+    return min(sizes) * 2**20 / 1e9 if sizes else None
+
+
+def _asked(field: str) -> list[str]:
+    """What nvidia-smi says of each GPU; nothing where it is missing or fails."""
     if shutil.which("nvidia-smi") is None:
-        return ()
+        return []
     listed = subprocess.run(
-        ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+        ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"],
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
-    return tuple(listed.stdout.split()) if listed.returncode == 0 else ()
+    return listed.stdout.split() if listed.returncode == 0 else []
 
 
 def import_path(first: str) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 import torch
 from support.command_line import asyncpp, succeeded
+from support.launches import sweep
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.files import Claimed, Outcome
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import Machine, ranks_of, resources_of
@@ -93,3 +97,43 @@ def test_a_cell_of_two_data_ranks_is_launched_on_two_processes(tmp_path: Path) -
     assert [row["step"] for row in rows if row["kind"] == "step"] == [1, 2, 3]
     assert start["tokens_per_step"] == 2 * run.config().schedule.microbatches * 16
     assert rows[-1]["kind"] == "end"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "mib", "most", "said"),
+    [
+        ((), None, 1, "Runs wait for a free GPU: --max-parallel N trains N at a time, several on a GPU"),
+        (("--max-parallel", "3"), None, 3, ""),
+        (("--max-parallel", "3"), 80_000, 3, ""),
+        (("--max-parallel", "3"), 1, 1, "Fewer than 3 runs at a time: "),
+    ],
+)
+def test_runs_share_a_gpu_as_far_as_they_are_told_to_and_fit(
+    flags: tuple[str, ...],
+    mib: int | None,
+    most: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    if mib is not None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\necho {mib}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    matrix = "matrix={schedule: 1f1b, optimizer: adamw, seed: [0, 1, 2]}"
+    experiment = sweep(tmp_path / "e", matrix, "exclude=[]", "train.steps=2")
+    launched = asyncpp("launch", experiment.folder, "--replay", *flags)
+    assert launched.code == 0, launched.errors
+    changes = []
+    for run in experiment.runs:
+        begun, ended = Attempt(run, 1).read(Claimed), Attempt(run, 1).read(Outcome)
+        assert begun is not None
+        assert ended is not None
+        changes += [(begun.claimed, 1), (ended.time, -1)]
+    assert max(accumulate(change for _, change in sorted(changes))) == most
+    waiting = [line for line in launched.errors.splitlines() if "at a time" in line]
+    assert len(waiting) == bool(said)
+    assert said in launched.errors
