@@ -214,9 +214,9 @@ def test_the_failed_runs_alone_and_a_line_for_each_cell(tmp_path: Path) -> None:
     assert title == "quickstart: 3 completed, 1 failed, 8 pending"
     assert heading.split("  ")[0] == "schedule"
     assert [cell.split() for cell in cells[:3]] == [
-        ["1f1b", "adamw", "off", "2", "2", "100%", "3.500"],
-        ["1f1b", "muon", "off", "2", "1", "1", "100%", "5.500"],
-        ["2bw", "adamw", "off", "2", "2"],
+        ["1f1b", "muon", "off", "2", "2", "100%", "3.500"],
+        ["2bw", "muon", "off", "2", "1", "1", "100%", "5.500"],
+        ["2bw", "muon", "1", "2", "2"],
     ]
     assert len(cells) == 6
     refused = asyncpp("status", tmp_path / "e", "--cells", "--failed")

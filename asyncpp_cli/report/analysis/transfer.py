@@ -12,7 +12,7 @@ from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.cells import DEFAULT_GPU, planned_machine
 from asyncpp_cli.planner.decision import KINDS, Best, best_layouts
 from asyncpp_cli.planner.layouts import CONSIDERED
-from asyncpp_cli.report.analysis.verdict import DOES_NOT_PAY, PAYS, UNDECIDED, Verdict
+from asyncpp_cli.report.analysis.verdict import DOES_NOT_PAY, EXAMPLE, PAYS, UNDECIDED, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,21 +64,25 @@ class Transfer:
         return DOES_NOT_PAY if low is not None and low > 1 else UNDECIDED
 
     @property
+    def where(self) -> str:
+        """What is planned."""
+        of = f"{self.target.model} on {self.target.gpus:,} GPUs"
+        return f"Planned for {of} ({self.target.device}, {self.tokens_per_step:,} tokens per step)"
+
+    @property
     def sentence(self) -> str:
         """The transfer in one or two sentences."""
-        target, steps = self.target, self.verdict.steps
-        where = f"{target.model} on {target.gpus:,} GPUs"
-        where += f" ({target.device}, {self.tokens_per_step:,} tokens per step)"
+        steps = self.verdict.steps
         if steps is None or self.verdict.delayed.synchronous:
-            return f"Planned for {where}: {self.verdict.delayed_name} has no ratio of steps to carry over."
+            return f"{self.where}: {self.verdict.delayed_name} has no ratio of steps to carry over."
         if self.times is None or self.speed is None or self.synchronous is None or self.delayed is None:
             missing = "synchronous" if self.synchronous is None else "delay 1"
-            return f"Planned for {where}: no layout of kind {missing!r} fits."
+            return f"{self.where}: no layout of kind {missing!r} fits."
         time, low, high = self.times
         ends = f"{_bound(low)} to {_bound(high)}"
         measured = self.verdict.delayed
         return (
-            f"Planned for {where}: {self.answer}: {time:.2f} ({ends}) of the time of the best synchronous "
+            f"{self.where}: {self.answer}: {time:.2f} ({ends}) of the time of the best synchronous "
             f"layout, {_layout(self.synchronous)}, under {_layout(self.delayed)}: {steps.ratio:.2f} times "
             f"the tokens, {self.speed:.2f} times as many per second. The speed is planned; the steps of "
             f"{self.verdict.delayed_name} were measured at another size, {measured.model}."
@@ -99,6 +103,14 @@ class Transfer:
             "speed_ratio": self.speed,
             "steps_measured_at": self.verdict.delayed.model,
         }
+
+
+def transfer_lines(found: Sequence[Transfer]) -> list[str]:
+    """The transfers in sentences, those that have a ratio of steps; one line if none has."""
+    carried = [each.sentence for each in found if each.verdict.steps is not None]
+    if carried or not found:
+        return carried
+    return [f"{found[0].where}: no arm of these runs has a ratio of steps to carry over. {EXAMPLE}"]
 
 
 def transfers(found: Sequence[Verdict], target: Target) -> list[Transfer]:

@@ -32,7 +32,7 @@ _LAYOUT = ("schedule.", "parallel.", "train.microbatch_size")
 
 _MOST_SENTENCES = 4
 
-_EXAMPLE = "`asyncpp sweep verdict --out verdict && asyncpp launch verdict` runs an experiment for it."
+EXAMPLE = "`asyncpp sweep verdict --out verdict && asyncpp launch verdict` runs an experiment for it."
 """Where no arm was run in several lengths."""
 
 _NO_SYNCHRONOUS_ARM = (
@@ -245,7 +245,7 @@ def verdict_lines(cells: Sequence[CellResult]) -> tuple[list[str], list[str]]:
     # The arms that were run for it.
     several = [verdict for verdict in found if len({_tokens(cell) for cell in verdict.lengths}) > 1]
     if found and not several and not found[0].unfinished:
-        return [], [f"{found[0].sentence} {_EXAMPLE}"]
+        return [], [f"{found[0].sentence} {EXAMPLE}"]
     return [], [verdict.sentence for verdict in (several or found[:1])[:_MOST_SENTENCES]]
 
 

@@ -9,7 +9,7 @@ from asyncpp_cli.base.tables import Heading, Table
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.conditions import conditions_lines
 from asyncpp_cli.report.analysis.summary import summary_lines
-from asyncpp_cli.report.analysis.transfer import Transfer
+from asyncpp_cli.report.analysis.transfer import Transfer, transfer_lines
 from asyncpp_cli.report.analysis.verdict import verdict_lines
 from asyncpp_cli.report.tables.columns import shown_columns, value_columns
 from asyncpp_cli.report.tables.pivot import pivot
@@ -57,8 +57,7 @@ class Report:
         """The results in sentences, and last what they do not answer."""
         found, not_answered = verdict_lines(self.cells)
         tuned = [sentence for tuning in self.tunings for sentence in tuning.sentences]
-        planned = [transfer.sentence for transfer in self.transfers]
-        further = [*planned, *tuned, *self.choices, *summary_lines(self.cells)]
+        further = [*transfer_lines(self.transfers), *tuned, *self.choices, *summary_lines(self.cells)]
         return [*found, *further, *not_answered]
 
     @property

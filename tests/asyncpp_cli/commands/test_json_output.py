@@ -25,7 +25,7 @@ def test_cells_are_listed_as_json() -> None:
     cells = json.loads(listed.output)
     assert len(cells) == 6
     assert cells[0]["axes"]["schedule"] == "1f1b"
-    assert cells[0]["id"].startswith("1f1b-adamw-ef0-nano-s0-")
+    assert cells[0]["id"].startswith("1f1b-muon-ef0-nano-s0-")
     assert cells[0]["memory_gb"] > 0
 
 
