@@ -29,6 +29,7 @@ TIMES = st.integers(1, 6)
 
 @settings(max_examples=15)
 @given(ranks=st.integers(1, 9), split=st.booleans(), times=st.tuples(TIMES, TIMES, TIMES))
+@pytest.mark.slow
 def test_no_rank_is_idle_at_the_costs_that_the_order_is_made_for(
     ranks: int, split: bool, times: tuple[int, int, int]
 ) -> None:

@@ -48,6 +48,7 @@ def test_paci_v_is_never_idle_and_holds_the_activations_of_2bw_v() -> None:
 
 @SOME
 @given(ranks=RANKS, further=st.integers(0, 40))
+@pytest.mark.slow
 def test_v_half_and_v_min_have_the_papers_share_of_activations_and_bubble(ranks: int, further: int) -> None:
     """A half and a third of 1F1B's activations up to a constant, and of its bubble B: B / 2 and 2 B / 3.
 

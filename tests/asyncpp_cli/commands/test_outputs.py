@@ -115,6 +115,7 @@ def test_what_is_neither_a_file_nor_a_stream_is_refused(name: str, swept: Path, 
     assert (folder.is_dir(), stat.S_ISSOCK(listening.lstat().st_mode)) == (True, True)
 
 
+@pytest.mark.slow
 def test_a_descriptor_is_written_where_it_stands(swept: Path, tmp_path: Path) -> None:
     command = shlex.join([sys.executable, "-m", "asyncpp_cli", *words("csv", Path("OUT"), swept)])
     file, stdout = tmp_path / "file", tmp_path / "stdout"

@@ -88,6 +88,7 @@ def sweep(folder: Path, seeds: str) -> list[str | Path]:
     return ["sweep", "quickstart", *TINY, *one, f"matrix.seed={seeds}", "train.steps=2", "--out", folder]
 
 
+@pytest.mark.slow
 def test_edited_code_is_neither_trained_nor_averaged(rules: Path, tmp_path: Path) -> None:
     (rules / ".env").write_text("KEY=")
     (rules / "gone.key").write_text("a private key")
@@ -287,6 +288,7 @@ def test_pythons_own_library_is_refused(name: str, given: Path) -> None:
     assert not {"antigravity", "test.support"} & sys.modules.keys()
 
 
+@pytest.mark.slow
 def test_an_experiment_records_what_was_confirmed(
     rules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

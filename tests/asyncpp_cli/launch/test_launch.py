@@ -294,6 +294,7 @@ def test_empty_entries_are_dropped_here_and_in_a_job(
     assert done.stdout == f"{path}\n"
 
 
+@pytest.mark.slow
 def test_ranks_import_nothing_from_the_working_folder(
     tmp_path: Path, start_launch: StartLaunch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -230,6 +230,7 @@ def test_no_habit_of_the_user_reaches_a_command_of_slurm(
     assert {f"--unset={name}" for name in read_by_srun} <= set(words[: words.index("srun")])
 
 
+@pytest.mark.slow
 def test_names_and_ids_of_thousands_of_arrays_fit_into_the_arguments_of_commands(commands: Path) -> None:
     names = [f"asyncpp-a-sweep-of-many-shapes-20260101-000000-{number:06x}-1" for number in range(5000)]
     by_name = 'for word; do case "$word" in --name=*) echo "${word#--name=}";; esac; done | tr , "\\n"'

@@ -139,6 +139,7 @@ def refused(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.timeout(1500)
+@pytest.mark.slow
 def test_ranks_that_do_not_fit_together_are_refused_in_one_line(start: Start, tmp_path: Path) -> None:
     changes = ["matrix={schedule: 1f1b, optimizer: adamw}", "exclude=[]", "train.steps=1"]
     [few] = sweep(tmp_path / "few", *changes, "site.start_timeout=1").runs

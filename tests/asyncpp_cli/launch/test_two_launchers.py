@@ -45,6 +45,7 @@ class AnotherLauncher:
             settle(run, all_over=self.attempt.number)
 
 
+@pytest.mark.slow
 def test_the_attempt_of_another_launcher_is_not_ended_with_the_own_one(tmp_path: Path) -> None:
     experiment = sweep(
         tmp_path / "e", "matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=4"
@@ -84,6 +85,7 @@ def test_a_launch_that_only_watched_says_that_it_ended_nothing(tmp_path: Path) -
 
 
 @pytest.mark.timeout(1500)
+@pytest.mark.slow
 def test_a_tune_that_stood_still_leaves_the_next_rung_to_the_other(tmp_path: Path) -> None:
     folder = tmp_path / "tuned"
     command = [sys.executable, "-P", "-m", "asyncpp_cli", "tune", "quickstart", *TINY, "train.steps=4"]

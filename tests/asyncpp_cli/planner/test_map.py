@@ -27,6 +27,7 @@ COSTS = Roofline(find_device("h100", key=""))
 @pytest.mark.parametrize(
     ("model", "gpus", "tokens", "limit"), [("135m", 2, 2**13, 75.0), ("360m", 4, 2**13, 7.0)]
 )
+@pytest.mark.slow
 def test_a_point_has_the_layouts_of_plan(model: str, gpus: int, tokens: int, limit: float) -> None:
     base = base_of(model, []).config
     settings = {"gpus": gpus, "tokens_per_step": tokens, "names": CONSIDERED, "costs": COSTS}
@@ -52,6 +53,7 @@ def simulated(best: Best) -> float:
     return simulated_step(program, times).seconds
 
 
+@pytest.mark.slow
 def test_the_ratio_is_that_of_the_simulator(chance: random.Random) -> None:
     synchronous_names = ("1f1b", "interleaved-1f1b", "zero-bubble", "zb-v", "v-half")
     delayed_names = ("2bw", "2bw-v", "paci", "pipedream")

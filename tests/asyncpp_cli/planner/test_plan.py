@@ -176,6 +176,7 @@ def test_the_best_come_first(ten_billion: list[dict[str, Any]]) -> None:
         ("135m", ["model.tied=true"], 2, 2**13, 75.0),
     ],
 )
+@pytest.mark.slow
 def test_the_first_layouts_are_those_of_all_sorted(
     monkeypatch: pytest.MonkeyPatch, model: str, changed: list[str], gpus: int, tokens: int, limit: float
 ) -> None:
@@ -631,6 +632,7 @@ OF_H100 = "scheduler: slurm\ngpus_per_node: 8\nrun: {gpu: h100}\n"
         ([], ON_CPU, None, "cpu"),
     ],
 )
+@pytest.mark.slow
 def test_every_command_plans_for_the_same_device(
     tmp_path: Path, changes: list[str], site: str | None, device: str | None, expected: str | None
 ) -> None:

@@ -111,6 +111,7 @@ def test_steps_take_as_long_as_in_the_simulator(name: str, chunks: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero-bubble", "interleaved-1f1b", "zb-v", "2bw"])
+@pytest.mark.slow
 def test_steps_with_shards_take_as_long_as_in_the_simulator(name: str) -> None:
     generator, base, member = random.Random(name), base_of("7b", []).config, schedules.find(name)
     for _ in range(20):

@@ -64,6 +64,7 @@ def test_an_incomplete_tuning_shows_what_leads(tuned: Experiment) -> None:
     assert "0.001 (not complete) of schedule=2bw" in " ".join(asyncpp("report", tuned.folder).output.split())
 
 
+@pytest.mark.slow
 def test_figures_have_a_line_for_each_arm_and_rung(tuned: Experiment, tmp_path: Path) -> None:
     figure = asyncpp_api.open(tuned.folder).figures()["tuning-optimizer.lr"]
     assert figure.layout.xaxis.type == "log"

@@ -134,6 +134,7 @@ def tallied(draws: int, *, combined: bool) -> Iterator[tuple[str, str, Counter[s
         yield factor, value, tally
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_and_answers_are_seldom_wrong() -> None:
     """For each shape, number of seeds, set of lengths and noise. The time is truly 1: any answer is wrong."""
     wrong = [

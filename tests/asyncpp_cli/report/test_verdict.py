@@ -437,6 +437,7 @@ def test_rates_chosen_on_the_compared_seeds_are_said_to_be() -> None:
     assert any("chosen on the seeds that are compared" in line for line in verdict_lines(averaged)[0])
 
 
+@pytest.mark.slow
 def test_steps_are_carried_over_to_a_planned_run() -> None:
     found = verdicts(cells(ratio=1.1, speed=1.3))
     target = Target(model="135m", gpus=4, tokens_per_step=2**14)
@@ -468,6 +469,7 @@ def test_steps_are_carried_over_to_a_planned_run() -> None:
     assert carried.record()["answer"] == carried.answer
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_cannot_carry_over(tmp_path: Path) -> None:
     folder = quickstart_folder(tmp_path / "experiment").folder
     planned = ("--for", "135m", "--gpus", "2", "--tokens-per-step", "32768")

@@ -121,6 +121,7 @@ def test_room_for_reductions_is_what_processes_hold(text: Path) -> None:
         ("v-half", 2, 9, {"shard_head": True}),
     ],
 )
+@pytest.mark.slow
 def test_memory_of_deeper_and_wider_layouts(
     schedule: str, stages: int, microbatches: int, options: dict[str, Any], text: Path
 ) -> None:

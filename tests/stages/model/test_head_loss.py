@@ -237,6 +237,7 @@ def test_a_users_own_head_stays_whole(text: Path, small_chunks: None) -> None:
     assert head_chunk_rows(config) is None
 
 
+@pytest.mark.slow
 def test_the_peak_is_a_third_at_most() -> None:
     """4k tokens x 32k vocabulary: whole logits are 512 MiB."""
 

@@ -96,6 +96,7 @@ def settings(text: Path, **case: Any) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case.values())))
+@pytest.mark.slow
 def test_runs_with_graphs_have_the_bits_of_runs_without(case: dict[str, Any], text: Path) -> None:
     plain = replay(small_config(**settings(text, **case)), recorder=Rows())
     with_graphs = replay(graphed(small_config(**settings(text, **case))), recorder=Rows())
@@ -182,6 +183,7 @@ def test_the_plan_counts_slots(text: Path) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["2bw", "zero-bubble"])
+@pytest.mark.slow
 def test_a_rehearsal_runs_them(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = graphed(small_config(schedule, text=Path("none"), microbatches=4, steps=20))
     config.train.compile = False

@@ -66,6 +66,7 @@ def _faults(config: RunConfig) -> list[tuple[str, str, str]]:
         ("zero-bubble", {"documents": True, "precision": "float32", "recompute": "selective"}),
     ],
 )
+@pytest.mark.slow
 def test_nothing_is_found_in_any_rank(schedule: str, settings: dict[str, Any]) -> None:
     config = _small(schedule, **{key: value for key, value in settings.items() if key != "documents"})
     if settings.get("documents"):
@@ -83,6 +84,7 @@ def test_nothing_is_found_in_any_rank(schedule: str, settings: dict[str, Any]) -
         assert any(finding.phase == "checkpoint" for finding in found.findings)
 
 
+@pytest.mark.slow
 def test_attention_within_documents_runs_the_kernel_for_various_lengths(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -153,6 +155,7 @@ def test_a_traced_block_keeps_what_a_compiled_one_keeps(monkeypatch: pytest.Monk
         ("zero-bubble", {}, True),
     ],
 )
+@pytest.mark.slow
 def test_compiled_blocks_are_rehearsed(schedule: str, settings: dict[str, Any], experts: bool) -> None:
     config = _small(schedule, compiled=True, **settings)
     found = _rehearsed(with_experts(config, expert_width=16) if experts else config, rank=1)
@@ -223,6 +226,7 @@ def test_a_float64_leak_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "float64" in faults[0][1]
 
 
+@pytest.mark.slow
 def test_experts_that_a_kernel_refuses_make_the_host_wait() -> None:
     """Rows of grouped products must be a multiple of 16 bytes; other widths are a loop over experts."""
     config = with_experts(_small(), expert_width=16)

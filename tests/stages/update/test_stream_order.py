@@ -92,6 +92,7 @@ def test_so_is_a_model_with_experts(text: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("schedule", "stages_", "microbatches"), [("2bw", 3, 1), ("2bw-v", 2, 2)])
 @pytest.mark.usefixtures("buffers")
+@pytest.mark.slow
 def test_a_tied_shard_that_gathers_ahead_waits_for_the_update_of_that_buffer(
     schedule: str, stages_: int, microbatches: int, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
