@@ -272,3 +272,19 @@ def test_all_say_the_same_of_python() -> None:
         folder.name.split("-")[1] for folder in (ROOT / "tests/support/saved_by").iterdir() if folder.is_dir()
     }
     assert written >= set(claimed)
+
+
+def test_the_layers_that_are_drawn_are_those_that_are_checked() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    towers = [
+        next(contract["layers"] for contract in contracts if contract.get("containers") == [package])
+        for package in ("asyncpp_cli", "stages")
+    ]
+    drawn = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("<!-- layers -->")[2]
+    lines = drawn.partition("```text\n")[2].partition("\nbelow")[0].splitlines()[1:]
+    left, right = (
+        [column.strip() for column in columns]
+        for columns in zip(*((line[:39], line[39:]) for line in lines), strict=True)
+    )
+    assert list(filter(None, left)) == [layer for layer in towers[0] if layer != "__main__"]
+    assert list(filter(None, right)) == towers[1]
