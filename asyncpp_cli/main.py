@@ -107,7 +107,7 @@ for command in (
 app.command(hidden=True)(train)  # launch starts it
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(optimizers.app, name="optimizers")
-app.add_typer(theory.app, name="theory", hidden=True)
+app.add_typer(theory.app, name="theory")
 app.add_typer(data.app, name="data")
 app.add_typer(templates.app, name="templates")
 

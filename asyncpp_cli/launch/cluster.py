@@ -44,7 +44,7 @@ def show_scripts(experiment: Experiment, site: Site, options: LaunchOptions) -> 
     except SlurmError as error:
         max_array_size = slurm.max_array_size({})
         say(f"{error}; assuming SLURM's default size of arrays")
-    runs = runs_to_submit(run_statuses(experiment), only=None, pauses=options.pauses)
+    runs = runs_to_submit(run_statuses(experiment), only=options.only, pauses=options.pauses)
     planned = plan_arrays(runs, site, options, max_array_size=max_array_size)
     for array in planned:
         first = array.throttle.after

@@ -104,7 +104,7 @@ def printed(form: str, runs: Sequence[DescribedRun]) -> str:
     if form == "json":
         return json.dumps([asdict(run) for run in runs], indent=1)
     if form != "commands":
-        raise UserError(f"--print {form}: accepted: commands, json")
+        raise UserError(f"--print {form}: accepted: sbatch, commands, json")
     lines = []
     for run in runs:
         limits = [f"{run.memory} per node"] if run.memory else []

@@ -60,7 +60,7 @@ def build_report(experiments: Sequence[Experiment], options: ReportOptions, *, k
         choices=choices,
         rows=rows,
         cols=cols,
-        values=options.value,
+        values=options.value or "val_loss",
         tunings=tunings,
         transfers=_transfers(cells, options),
     )

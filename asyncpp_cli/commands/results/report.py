@@ -47,6 +47,8 @@ def _check(options: ReportOptions) -> None:
     """
     if options.out is not None and options.out.is_dir():
         raise UserError(f"--out {options.out} is a folder; give the name of a file")
+    if options.value is not None and options.cols is None:
+        raise UserError("--value names the values of columns: --cols KEY,.. is missing")
     if options.out is None and options.format.needs_file:
         raise UserError(f"--format {options.output_format} needs a file: --out FILE")
     if not _NARROWEST <= options.figure_width <= _WIDEST:

@@ -31,7 +31,8 @@ def launch(
         typer.Option(
             "--print",
             metavar="FORMAT",
-            help="Start nothing; print the runs for another scheduler: commands, json.",
+            help="Start nothing; print what would be submitted: sbatch; or the runs for another scheduler: "
+            "commands, json.",
         ),
     ] = None,
     *,
@@ -55,8 +56,9 @@ def launch(
     or queued. Where the site's profile has `confirm_hours`, a launch that is expected to cost more asks.
     With --wait the command stays until they have ended; Ctrl-C does not end the jobs.
 
-    With --print nothing is started and nothing is claimed (docs/anywhere.md): for every run that is neither
-    completed nor running, its ranks, nodes, GPUs, memory, time, and the command of each node.
+    With --print nothing is started and nothing is claimed (docs/anywhere.md): the scripts of a cluster's
+    jobs; or for every run that is neither completed nor running, its ranks, nodes, GPUs, memory, time, and
+    the command of each node.
     """
     from asyncpp_cli.base.errors import UserError
     from asyncpp_cli.launch.described import described_runs, printed
@@ -71,6 +73,13 @@ def launch(
         if failed or timeout or oom or replace(options, replay=False, yes=False) != LaunchOptions():
             raise UserError("--print takes only --site and --replay beside the runs")
         only = [run.id for run in named] or None
+        if print_as == "sbatch":
+            if profile.scheduler == LOCAL:
+                raise UserError("--print sbatch: accepted with --site NAME of a cluster")
+            from asyncpp_cli.launch.cluster import show_scripts
+
+            show_scripts(experiment, profile, replace(options, only=only))
+            return
         described = described_runs(experiment, profile, only=only, replay=options.replay)
         print(printed(print_as, described))
         return

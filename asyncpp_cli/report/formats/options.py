@@ -40,8 +40,9 @@ class ReportOptions:
         str | None, typer.Option(metavar="KEY,..", help="Configuration keys whose values become columns.")
     ] = None
     value: Annotated[
-        str, typer.Option(metavar="NAME,..", help="With --cols: values to show, by JSON key.")
-    ] = "val_loss"
+        str | None,
+        typer.Option(metavar="NAME,..", help="With --cols: values to show, by JSON key; default: val_loss."),
+    ] = None
     target: Annotated[
         float | None,
         typer.Option(

@@ -27,6 +27,12 @@ def test_commands_of_the_runs_that_are_left_are_printed_and_nothing_is_claimed(t
     [row] = json.loads(asyncpp("launch", experiment.folder, "--print", "json", "--site", profile).output)
     assert (row["shape"]["nodes"], row["shape"]["tasks"], row["memory"]) == (2, 2, "3G")
     assert [f"--node-rank {node}" in line for node, line in enumerate(row["node_commands"])] == [True, True]
+    script = asyncpp("launch", experiment.folder, "--print", "sbatch", "--site", profile).output
+    assert script.startswith("# 1 runs of 2 nodes")
+    assert "#SBATCH --mem=3G" in script
+    assert second.id in script
+    assert first.id not in script
+    assert not (experiment.folder / "submissions").exists()
     assert second.status().state == State.PENDING
     assert not second.attempts.exists()
 
@@ -39,5 +45,6 @@ def test_wrong_words_are_refused_in_one_line(tmp_path: Path) -> None:
         assert (ended.code, ended.output, ended.errors.count("\n")) == (2, "", 1)
         return ended.errors
 
-    assert "accepted: commands, json" in refused("--print", "helm")
+    assert "accepted: sbatch, commands, json" in refused("--print", "helm")
+    assert "accepted with --site NAME of a cluster" in refused("--print", "sbatch")
     assert "--print takes only" in refused("--print", "json", "--wait")
