@@ -38,6 +38,8 @@ class Heading:
     """Whether the column is aligned right."""
     secondary: bool = False
     """Whether a phone hides the column until it is asked to show all."""
+    extra: bool = False
+    """Whether every page does."""
     share_order: int | None = None
     """Place in the order of giving way: moved below the table, if all rows have the same text."""
     hide_order: int | None = None

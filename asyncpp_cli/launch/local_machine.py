@@ -56,7 +56,8 @@ class Task:
     until: int | None = None
     """Step after which to pause it; None: it trains to the end."""
     gpu_gb: float = 0.0
-    """Memory that it is planned to take on each of its GPUs, 10^9 bytes; 0: not known, or it has none."""
+    """Memory that it is planned to take on the fullest of its GPUs, 10^9 bytes; infinite if not known, 0 if
+    it shares none."""
 
 
 class LocalJobs:
@@ -334,9 +335,10 @@ class Launcher:
         if self._max_parallel is None:
             say("Runs wait for a free GPU: --max-parallel N trains N at a time, several on a GPU")
         else:
+            gb = "memory that is not known" if task.gpu_gb == inf else f"{task.gpu_gb:.1f} GB"
             say(
-                f"Fewer than {self._max_parallel} runs at a time: {task.run.id} is planned to take "
-                f"{task.gpu_gb:.1f} GB beside those that train, of the GPU's {self._machine.gpu_gb:.1f} GB"
+                f"Fewer than {self._max_parallel} runs at a time: {task.run.id} is planned to take {gb} "
+                f"beside those that train, of the GPU's {self._machine.gpu_gb:.1f} GB"
             )
 
     def _any_going_on(self, statuses: Sequence[tuple[Run, Status]]) -> bool:
@@ -364,17 +366,20 @@ def _is_running(status: Status) -> bool:
     return status.state == State.RUNNING
 
 
-def _planned_gb(config: RunConfig) -> float:
-    """Memory that all ranks of a run are planned to take, 10^9 bytes; 0 where that is not known."""
+def _planned_gb(config: RunConfig, resources: Resources) -> float:
+    """See `Task.gpu_gb`: tensors, and the context of each process."""
+    from asyncpp_cli.planner.costs.devices import CONTEXT_GB
     from asyncpp_cli.planner.estimate import GB, planned_memory
 
     if config.model.factory is not None:
-        return 0.0
+        return inf
     try:
-        of_pipeline = sum(sum(kinds.values()) for kinds in planned_memory(config))
+        ranks = [sum(kinds.values()) for kinds in planned_memory(config)]
     except ScheduleError:
-        return 0.0
-    return of_pipeline * config.parallel.data / GB
+        return inf
+    # In replay one process holds them all.
+    of_process = sum(ranks) * config.parallel.data if resources.processes < resources.ranks else max(ranks)
+    return -(-resources.processes // resources.gpus) * (of_process / GB + CONTEXT_GB)
 
 
 @contextmanager
@@ -421,9 +426,8 @@ def tasks_of(
             raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
         resources = resources_of(config, replay=replay, machine=machine)
         check_pause(run, config, pauses)
-        gb = 0.0
-        if resources.gpus and machine.gpu_gb is not None and len(runs) > len(machine.gpus):
-            gb = _planned_gb(config) / resources.gpus
+        may_share = resources.gpus and machine.gpu_gb is not None and len(runs) > 1
+        gb = _planned_gb(config, resources) if may_share else 0.0
         until = pauses.get(run.id)
         tasks.append(Task(run, resources, config.train.steps, config.site, until=until, gpu_gb=gb))
     return tasks, damaged

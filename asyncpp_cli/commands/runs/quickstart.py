@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,7 +48,7 @@ def quickstart(
     first = [runs[resolved.cell.id] for resolved in cells[:2]]
     code = launch_locally(rendered.experiment, LaunchOptions(only=[run.id for run in first]))
     if code != INTERRUPTED_CODE:
-        _say_what_the_first_showed(*first)
+        _say_what_the_first_showed(first)
         code = launch_locally(rendered.experiment, LaunchOptions())
     if code == INTERRUPTED_CODE:
         raise typer.Exit(code)
@@ -65,13 +66,13 @@ def quickstart(
     raise typer.Exit(code)
 
 
-def _say_what_the_first_showed(synchronous: Run, delayed: Run) -> None:
-    """A line on the first two runs, which the same optimizer trained; none if one has not ended."""
+def _say_what_the_first_showed(first: Sequence[Run]) -> None:
+    """A line on the first two runs, 1f1b and 2bw with one optimizer; none if one has not ended."""
     from asyncpp_cli.base.console import say
 
-    losses = [run.validation_losses() for run in (synchronous, delayed)]
-    rates = [run.status().tokens_per_second for run in (synchronous, delayed)]
-    if not (all(losses) and all(rates)):
+    losses = [run.validation_losses() for run in first]
+    rates = [run.status().tokens_per_second for run in first]
+    if len(first) < 2 or not (all(losses) and all(rates)):
         return
     before, after = (of_run[max(of_run)] for of_run in losses)
     faster = (rates[1] or 0.0) / (rates[0] or 1.0)

@@ -30,7 +30,7 @@ def _title(heading: Heading) -> str:
 
 
 def _class(heading: Heading) -> str:
-    names = ["number"] * heading.right + ["more"] * heading.secondary
+    names = ["number"] * heading.right + ["more"] * heading.secondary + ["extra"] * heading.extra
     return f' class="{" ".join(names)}"' if names else ""
 
 

@@ -42,6 +42,8 @@ class Column:
 
     secondary: bool = False
     """Hidden on phones, as are the columns with such an order."""
+    extra: bool = False
+    """Hidden on the page until all columns are asked for."""
 
     def record(self, cell: CellResult) -> dict[str, Any]:
         """The cell's fields, as JSON can hold them."""

@@ -86,6 +86,7 @@ def table_of_cells(cells: Sequence[CellResult], *, leading: Sequence[str] = ()) 
             title=column.title,
             right=column.right,
             secondary=column.secondary or column.move_order is not None or column.drop_order is not None,
+            extra=column.extra,
             share_order=column.move_order,
             hide_order=column.drop_order,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from itertools import accumulate
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,14 @@ from support.command_line import asyncpp, succeeded
 from support.launches import sweep
 
 from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.launch.local_machine import _planned_gb
+from asyncpp_cli.planner.costs.devices import CONTEXT_GB
+from asyncpp_cli.planner.estimate import planned_memory
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, Outcome
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State
-from asyncpp_cli.sites.resources import Machine, ranks_of, resources_of
+from asyncpp_cli.sites.resources import Machine, Resources, ranks_of, resources_of
 from stages.config.run_config import ModelConfig, ParallelConfig, RunConfig, ScheduleConfig
 
 TINY = [
@@ -97,6 +101,21 @@ def test_a_cell_of_two_data_ranks_is_launched_on_two_processes(tmp_path: Path) -
     assert [row["step"] for row in rows if row["kind"] == "step"] == [1, 2, 3]
     assert start["tokens_per_step"] == 2 * run.config().schedule.microbatches * 16
     assert rows[-1]["kind"] == "end"
+
+
+def test_what_a_run_takes_of_a_gpu_is_its_fullest_ranks_and_a_context_for_each_process() -> None:
+    config = config_of(stages=4, data=1)
+    config.optimizer.name = "adamw"
+    ranks = [sum(kinds.values()) / 1e9 for kinds in planned_memory(config)]
+    assert max(ranks) > sum(ranks) / 4
+    for gpus, processes_each in ((4, 1), (2, 2), (1, 4)):
+        here = Machine(cores=8, gpus=tuple(map(str, range(gpus))), gpu_gb=80.0)
+        found = _planned_gb(config, resources_of(config, replay=False, machine=here))
+        assert found == pytest.approx(processes_each * (max(ranks) + CONTEXT_GB))
+        replayed = _planned_gb(config, resources_of(config, replay=True, machine=here))
+        assert replayed == pytest.approx(sum(ranks) + CONTEXT_GB)
+    config.model.factory = "mine:model"
+    assert _planned_gb(config, Resources(ranks=4, processes=4, threads=1, gpus=4)) == inf
 
 
 @pytest.mark.slow

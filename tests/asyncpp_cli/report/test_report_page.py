@@ -273,6 +273,20 @@ def test_a_phone_shows_loss_and_gap_on_its_first_screen(page: Page, written: Pat
 
 
 @needs_chromium
+def test_a_wide_page_shows_the_main_columns_alone_until_it_is_asked(page: Page, written: Path) -> None:
+    page.open(written, width=1400, height=844)
+    shown = (
+        "[...document.querySelectorAll('#table thead th')].filter(th => th.offsetParent)"
+        ".map(th => th.textContent)"
+    )
+    titles = page.value(shown)
+    assert any(text.startswith("× sync") for text in titles)
+    assert not [text for text in titles if text.startswith(("perplexity", "unigram", "skipped"))]
+    page.value("document.getElementById('every-column').click()")
+    assert {text[:7] for text in page.value(shown)} >= {"perplex", "unigram", "skipped"}
+
+
+@needs_chromium
 @pytest.mark.slow
 def test_it_fits_a_phone_and_prints(page: Page, written: Path, tmp_path: Path) -> None:
     page.open(written, width=390, height=800)
