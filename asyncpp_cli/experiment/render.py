@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import shutil
 import stat
 import time
@@ -12,7 +13,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from asyncpp_cli.base.atomic_files import real_folder, temporary_folder, write_text
+from msgspec import structs
+
+from asyncpp_cli.base.atomic_files import real_folder, temporary_folder, write_bytes, write_text
 from asyncpp_cli.base.console import quoted, say
 from asyncpp_cli.base.errors import DamagedError, UserError, doing
 from asyncpp_cli.experiment.code_copies import CodeCopies
@@ -110,9 +113,13 @@ def _make(experiment: Experiment, cells: list[ResolvedCell], template: Template)
     try:
         staged = replace(experiment, folder=temporary)
         copies = CodeCopies()
-        for resolved in cells:
-            _write_run(staged.run(resolved.cell.id), resolved, copies)
-        _write_description(staged, template)
+        hashed = tuple(
+            structs.replace(
+                resolved.cell, config_sha256=_write_run(staged.run(resolved.cell.id), resolved, copies)
+            )
+            for resolved in cells
+        )
+        _write_description(replace(staged, cells=hashed), template)
         temporary.replace(folder)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -195,10 +202,13 @@ def _restored(run: Run, resolved: ResolvedCell, copies: CodeCopies) -> bool:
     return False
 
 
-def _write_run(run: Run, resolved: ResolvedCell, copies: CodeCopies) -> None:
+def _write_run(run: Run, resolved: ResolvedCell, copies: CodeCopies) -> str:
+    """Write the run's folder; returns the SHA-256 of its configuration."""
     run.folder.mkdir(parents=True, exist_ok=True)
     copies.write(run, resolved.config)
-    write_text(run.config_file, config_text(resolved.config))
+    content = config_text(resolved.config).encode()
+    write_bytes(run.config_file, content)
+    return hashlib.sha256(content).hexdigest()
 
 
 def _write_description(experiment: Experiment, template: Template) -> None:
