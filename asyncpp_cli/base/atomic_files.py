@@ -139,7 +139,9 @@ def drawing(file: Path) -> Iterator[Path]:
         except ValueError as error:
             raise UserError(str(error)) from error
         except ModuleNotFoundError as error:
-            raise UserError(f"a picture needs {error.name}: pip install 'asyncpp[plot]'") from error
+            raise UserError(
+                f"a picture needs {error.name}: pip install '.[plot]' in asyncpp's clone"
+            ) from error
         write_output(file, Path(folder, file.name).read_bytes())
 
 

@@ -19,7 +19,7 @@ from stages.data.text import is_hidden
 COMPRESSIONS = (".gz", ".xz", ".bz2", ".zst")
 KINDS = {".jsonl": "lines", ".ndjson": "lines", ".json": "lines", ".parquet": "parquet"}
 """Kind of a file by its suffix; other files are text."""
-EXTRA = 'pip install "asyncpp[data]"'
+EXTRA = 'pip install ".[data]" in asyncpp\'s clone'
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ class TensorBoard:
                 from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError as error:
             raise UserError(
-                'TensorBoard is not installed; install it with pip install "asyncpp[tensorboard]"'
+                'TensorBoard is not installed: pip install ".[tensorboard]" in the clone of asyncpp'
             ) from error
         threading.excepthook = _print_unless_kept
         self._writer = SummaryWriter

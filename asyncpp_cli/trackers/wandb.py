@@ -39,7 +39,7 @@ class WeightsAndBiases:
                 import wandb
             except ImportError as error:
                 raise UserError(
-                    'W&B is not installed; install it with pip install "asyncpp[wandb]"'
+                    'W&B is not installed: pip install ".[wandb]" in the clone of asyncpp'
                 ) from error
         self._wandb = wandb
         self._folder = folder

@@ -127,7 +127,7 @@ def test_a_missing_library_is_named_with_what_installs_it(
     chosen = tokenizer if tokenizer == "bytes" else tmp_path / tokenizer
     said = refusal("data", "prepare", tmp_path / name, "--tokenizer", chosen, "--out", tmp_path / "out")
     assert f"needs the package {missing}" in said
-    assert 'pip install "asyncpp[data]"' in said
+    assert 'pip install ".[data]"' in said
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.parquet"])
