@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Unpack
 
-from stages.checkpoint.files import Owner
 from stages.comm.process import Process, choose_device
 from stages.comm.topology import connect, connect_in_process
 from stages.config.determinism import deterministic
 from stages.config.run_config import RunConfig
 from stages.config.segments import schedule_facts
-from stages.liveness.stop_signal import never
 from stages.liveness.watchdog import ActivityTracker, Waiting, watching
-from stages.metrics.recorder import Recorder
 from stages.pipeline.build import activation_shape, dtypes, representative_programs
 from stages.pipeline.torch_profile import memory_snapshot
-from stages.training_loop import TrainingLoop, TrainingResult
+from stages.training_loop import Kept, TrainingLoop, TrainingResult
 
 
 def train(
     config: RunConfig,
     *,
     process: Process,
-    recorder: Recorder,
-    checkpoints: Path | None = None,
-    continues_from: int = 0,
-    owners: Sequence[Owner] = (),
-    until: int | None = None,
-    text_folder: Path | None = None,
     dump_folder: Path | None = None,
-    stop: Callable[[], bool] = never,
     on_stall: Callable[[str], None] | None = None,
     on_wait: Callable[[Waiting | None], None] = lambda waiting: None,
+    **kept: Unpack[Kept],
 ) -> TrainingResult:
     """Train as one process of the run, which performs one rank. All processes pass the same configuration.
 
@@ -41,20 +33,13 @@ def train(
     Args:
         config: of the run.
         process: this one.
-        recorder: keeps the measurements.
-        checkpoints: folder to resume from and save into; None: start anew and save nothing.
-        continues_from: step of the oldest checkpoint that it may start from; 0: also from the beginning.
-        owners: the run, and others whose checkpoints it may start from; empty: any that fits.
-        until: step after which it evaluates, saves and pauses; None: it trains to the end.
-        text_folder: where text is split if the user's cache folder is not writable.
         dump_folder: where profiles, and memory snapshots after running out of it, are written; None: nowhere.
-        stop: whether a stop has been requested. If any process returns true, all stop after the same step,
-            and save.
         on_stall: called in another thread after a stall: no progress for twice `site.timeout`, while reading
             or writing text or checkpoints for twice `site.save_timeout`, while building the model for ten
             times `site.timeout`.
         on_wait: called in another thread with the message that this process has long waited for, and with
             None once it goes on.
+        kept: the recorder, and what the run is given to go on from, to save into and to stop by.
 
     Raises:
         RuntimeError: a measured delay is not the program's, or another rank has ended.
@@ -90,30 +75,15 @@ def train(
             connections=[connection],
             device=process.device,
             process=process,
-            recorder=recorder,
-            checkpoints=checkpoints,
-            continues_from=continues_from,
-            owners=owners,
-            until=config.train.steps if until is None else until,
-            text_folder=text_folder,
-            stop=stop,
             doing=doing,
             profile_file=profile_file,
+            **kept,
         )
         return loop.run()
 
 
 def replay(
-    config: RunConfig,
-    *,
-    recorder: Recorder,
-    checkpoints: Path | None = None,
-    continues_from: int = 0,
-    owners: Sequence[Owner] = (),
-    until: int | None = None,
-    text_folder: Path | None = None,
-    stop: Callable[[], bool] = never,
-    on_stall: Callable[[str], None] | None = None,
+    config: RunConfig, *, on_stall: Callable[[str], None] | None = None, **kept: Unpack[Kept]
 ) -> TrainingResult:
     """Train with all ranks taking turns in this process, to the same numbers bit for bit as `train`.
 
@@ -129,14 +99,7 @@ def replay(
             ),
             device=choose_device(config.site),
             process=None,
-            recorder=recorder,
-            checkpoints=checkpoints,
-            continues_from=continues_from,
-            owners=owners,
-            until=config.train.steps if until is None else until,
-            text_folder=text_folder,
-            stop=stop,
             doing=doing,
-            profile_file=None,
+            **kept,
         )
         return loop.run()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Required, TypedDict
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from stages.config.run_config import RunConfig
 from stages.config.segments import segment_program
 from stages.data.dataset import prepare
 from stages.data.shards import DataError, ShardWatch
+from stages.liveness.stop_signal import never
 from stages.liveness.watchdog import ActivityTracker
 from stages.memory.measure import MemoryMeter
 from stages.metrics.recorder import Recorder
@@ -54,10 +56,30 @@ class SkippedTooOftenError(RuntimeError):
     """The gradient was not finite in too many steps in a row."""
 
 
+class Kept(TypedDict, total=False):
+    """What a run is given to keep its measurements and checkpoints, and to stop by."""
+
+    recorder: Required[Recorder]
+    """Keeps the measurements."""
+    checkpoints: Path | None
+    """Folder to resume from and save into; None: start anew and save nothing."""
+    continues_from: int
+    """Step of the oldest checkpoint that it may start from; 0: also from the beginning."""
+    owners: Sequence[Owner]
+    """The run, and others whose checkpoints it may start from; empty: any that fits."""
+    until: int | None
+    """Step after which it evaluates, saves and pauses; None: it trains to the end."""
+    text_folder: Path | None
+    """Where text is split if the user's cache folder is not writable."""
+    stop: Callable[[], bool]
+    """Whether a stop has been requested. If any process returns true, all stop after the same step, and
+    save."""
+
+
 class TrainingLoop:
     """Trains the ranks of `connections` in one process: all ranks of the run if `process` is None.
 
-    Arguments are those of `stages.trainer.train`.
+    The other arguments are those of `Kept` and of `stages.trainer.train`.
     """
 
     def __init__(
@@ -67,22 +89,22 @@ class TrainingLoop:
         connections: Sequence[Connection],
         device: torch.device,
         process: Process | None,
-        recorder: Recorder,
-        checkpoints: Path | None,
-        continues_from: int,
-        owners: Sequence[Owner],
-        until: int,
-        text_folder: Path | None,
-        stop: Callable[[], bool],
         doing: ActivityTracker,
-        profile_file: Path | None,
+        profile_file: Path | None = None,
+        recorder: Recorder,
+        checkpoints: Path | None = None,
+        continues_from: int = 0,
+        owners: Sequence[Owner] = (),
+        until: int | None = None,
+        text_folder: Path | None = None,
+        stop: Callable[[], bool] = never,
     ) -> None:
         torch.set_num_threads(config.site.threads)
         program = representative_programs(config)[0]
         self._doing = doing
         doing.begin("reading the data", kind="disk")
         self._config = config
-        self._end = min(until, config.train.steps)
+        self._end = config.train.steps if until is None else min(until, config.train.steps)
         self._device = device
         self._process = process
         self._rank_of_stage = program.rank_of_stage
