@@ -374,11 +374,15 @@ def _planned_gb(config: RunConfig, resources: Resources) -> float:
     if config.model.factory is not None:
         return inf
     try:
-        ranks = [sum(kinds.values()) for kinds in planned_memory(config)]
+        ranks = planned_memory(config)
     except ScheduleError:
         return inf
-    # In replay one process holds them all.
-    of_process = sum(ranks) * config.parallel.data if resources.processes < resources.ranks else max(ranks)
+    if resources.processes < resources.ranks:
+        # In replay one process holds them all, and has no communicators.
+        tensors = sum(sum(kinds.values()) - kinds["communicators"] for kinds in ranks)
+        of_process = tensors * config.parallel.data
+    else:
+        of_process = max(sum(kinds.values()) for kinds in ranks)
     return -(-resources.processes // resources.gpus) * (of_process / GB + CONTEXT_GB)
 
 

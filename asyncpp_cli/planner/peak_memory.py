@@ -135,13 +135,26 @@ LINK_CHANNELS = 4
 """Channels of a communicator between two stages."""
 GROUP_CHANNELS = 32
 """Channels of a communicator of several ranks: NCCL takes 16 to 32, depending on the links between GPUs."""
+NCCL_KERNELS = 279_000_000
+"""Bytes that NCCL takes once in a process, at its first communicator. Like the next two measured on an H100
+with communicators of one rank, which have no peer and so no buffers (benchmarks/results/h100-2026-11-26.md):
+686 MB for the first, 407 for a second, 31 for a link."""
+GROUP_BYTES = 407_000_000
+"""Bytes of a communicator of several ranks, without the buffers of its peers."""
+LINK_BYTES = 31_500_000
+"""Bytes of a communicator between two stages, likewise; it has fewer channels."""
 ALLOCATOR_SHARE = 0.05
 """Fragmentation as a share of transient memory, where blocks of different sizes alternate. Memory that is
-allocated once and kept does not fragment."""
+allocated once and kept does not fragment.
+
+With expandable segments, which runs have: one of 17 million parameters reserved 4 % of it on an H100. torch's
+default allocator reserved 15 to 21 % above all that was allocated (benchmarks/results/h100-2026-11-26.md).
+"""
 
 
 def communicator_bytes(*, neighbours: int, stages: int, data: int) -> int:
-    """Approximate memory of NCCL for a rank's communicators: one buffer per channel, peer and direction.
+    """Approximate memory of NCCL for a rank's communicators: what each takes by itself, as measured, and one
+    buffer per channel, peer and direction.
 
     There is one communicator per neighbour and direction. The group of the pipeline exchanges a few numbers
     around a ring; the group of the data ranks also sends to all members at once, one channel each.
@@ -151,10 +164,11 @@ def communicator_bytes(*, neighbours: int, stages: int, data: int) -> int:
         stages: ranks of the pipeline.
         data: data ranks.
     """
-    buffers = 2 * neighbours * LINK_CHANNELS
-    buffers += 2 * GROUP_CHANNELS * ((stages > 1) + (data > 1))
-    buffers += 2 * (data - 1)
-    return buffers * NCCL_BUFFER
+    links, groups = 2 * neighbours, (stages > 1) + (data > 1)
+    if not groups:
+        return 0
+    buffers = links * LINK_CHANNELS + 2 * groups * GROUP_CHANNELS + 2 * (data - 1)
+    return NCCL_KERNELS + links * LINK_BYTES + groups * GROUP_BYTES + buffers * NCCL_BUFFER
 
 
 def allocator_bytes(transient: float) -> int:

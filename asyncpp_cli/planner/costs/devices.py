@@ -73,8 +73,9 @@ DEVICES: dict[str, Device] = {
     )
 }
 
-CONTEXT_GB = 1.6
-"""CUDA's context with all kernels of torch loaded, 10^9 bytes: one to two, not measured."""
+CONTEXT_GB = 0.56
+"""CUDA's context, 10^9 bytes: 557 MB on an H100 with modules loaded at the start
+(benchmarks/results/h100-2026-11-26.md)."""
 FREE_SHARE = 0.04
 """Share of a device's memory that a plan leaves free, for what it does not know."""
 

@@ -106,14 +106,17 @@ def test_a_cell_of_two_data_ranks_is_launched_on_two_processes(tmp_path: Path) -
 def test_what_a_run_takes_of_a_gpu_is_its_fullest_ranks_and_a_context_for_each_process() -> None:
     config = config_of(stages=4, data=1)
     config.optimizer.name = "adamw"
-    ranks = [sum(kinds.values()) / 1e9 for kinds in planned_memory(config)]
+    kinds = planned_memory(config)
+    ranks = [sum(of_rank.values()) / 1e9 for of_rank in kinds]
+    without = [(sum(of_rank.values()) - of_rank["communicators"]) / 1e9 for of_rank in kinds]
     assert max(ranks) > sum(ranks) / 4
+    assert sum(without) < sum(ranks)
     for gpus, processes_each in ((4, 1), (2, 2), (1, 4)):
         here = Machine(cores=8, gpus=tuple(map(str, range(gpus))), gpu_gb=80.0)
         found = _planned_gb(config, resources_of(config, replay=False, machine=here))
         assert found == pytest.approx(processes_each * (max(ranks) + CONTEXT_GB))
         replayed = _planned_gb(config, resources_of(config, replay=True, machine=here))
-        assert replayed == pytest.approx(sum(ranks) + CONTEXT_GB)
+        assert replayed == pytest.approx(sum(without) + CONTEXT_GB)
     config.model.factory = "mine:model"
     assert _planned_gb(config, Resources(ranks=4, processes=4, threads=1, gpus=4)) == inf
 
