@@ -60,7 +60,7 @@ from stages.model.head_loss import next_token_loss
 from stages.pipeline.executor import RankExecutor
 from stages.update.clock import HostClock
 from stages.update.optimizer_step import StageState
-from stages.update.step_decision import UpdateRules
+from stages.update.update_phases import UpdateRules
 from stages.update.update_stream import OneStream
 
 SHARDED = " with shards"

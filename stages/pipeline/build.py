@@ -22,7 +22,7 @@ from stages.shape.partition import cut_of
 from stages.update.clock import clock_of
 from stages.update.optimizer_step import StageState, StageUpdate
 from stages.update.rank_stats import StepResult
-from stages.update.step_decision import UpdateRules
+from stages.update.update_phases import UpdateRules
 from stages.update.update_stream import OneStream, streams_of
 from stages.weights.gradient_buffers import gradient_buffers
 from stages.weights.tied_head import TiedHead

@@ -26,8 +26,7 @@ from stages.update.async_update import RankUpdates
 from stages.update.clock import Clock
 from stages.update.optimizer_step import StageState
 from stages.update.rank_stats import RankTrace, StageTrace, StepResult
-from stages.update.step_decision import UpdateRules
-from stages.update.update_phases import UpdateContext
+from stages.update.update_phases import UpdateContext, UpdateRules
 from stages.update.update_stream import Streams
 from stages.weights.weight_versions import Replica
 

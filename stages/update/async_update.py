@@ -9,7 +9,7 @@ launched at once, and all after it as soon as the host, which looks between two 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,11 +21,9 @@ from schedules.actions import ADDING_NOTHING, Action, Op, Program
 from schedules.dependencies import Place, launched, places_to_agree
 from stages.comm.collectives import Exchange, Reduction
 from stages.model.gradients.weight_gradient import WholeGradients
-from stages.update.early_reduction import needs_update, slack_of
 from stages.update.host_copies import to_host
 from stages.update.rank_stats import RankTrace
-from stages.update.step_decision import Gathered
-from stages.update.update_phases import UpdateContext, UpdatePhases
+from stages.update.update_phases import Gathered, UpdateContext, UpdatePhases
 from stages.update.update_stream import Streams
 from stages.weights.flat_buffers import GradientBuffer
 
@@ -34,7 +32,63 @@ T = TypeVar("T")
 MOST_COMMON_NUMBERS = 3
 """Numbers that a host reads before a step, beside one for each of its stages."""
 COPIES = 8
-"""Copies to the host at a time: one of a verdict, the others of flags (`stages.update.agreed_end`)."""
+"""Copies to the host at a time: one of a verdict, the others of flags (`update_phases.Agreement`)."""
+
+
+def needs_update(action: Action, *, stages: Collection[int], version: int) -> bool:
+    """Whether the update of `stages` to `version` must be complete before `action`.
+
+    There is one update at a time, so that all data ranks begin their exchanges in the same order.
+    """
+    return action.op is Op.UPDATE or (action.stage in stages and action.version >= version)
+
+
+@dataclass(frozen=True)
+class Slack:
+    """Facts of the actions between a rank's updates and the first actions that need them."""
+
+    early: frozenset[Action]
+    """Last backwards of updates that the next action needs; the reduction begins within them."""
+    any: bool
+    """Whether any update has other actions before the first that needs it."""
+
+
+def slack_of(program: Program, rank: int, *, common_step: bool) -> Slack:
+    """The slack of a rank's updates.
+
+    A schedule that flushes has no other actions after its last backward behind which the reduction could
+    hide: it begins within that backward.
+
+    Args:
+        program: of the segment.
+        rank: that updates.
+        common_step: whether the stages of a rank update together.
+    """
+    actions = program.actions[rank]
+    here = {action.stage for action in actions}
+    early: set[Action] = set()
+    any_slack = False
+    last: dict[int, tuple[int, Action]] = {}
+    unit: dict[int, tuple[int, Action]] = {}
+    pending: tuple[frozenset[int], int] | None = None
+    finished = 0
+    for place, action in enumerate(actions):
+        if pending is not None and needs_update(action, stages=pending[0], version=pending[1]):
+            pending, finished = None, place
+        if action.op is Op.UPDATE:
+            unit[action.stage] = last[action.stage]
+            if common_step and len(unit) < len(here):
+                continue
+            pending = frozenset(unit), action.version
+            following = actions[place + 1] if place + 1 < len(actions) else None
+            if following is not None and not needs_update(following, stages=pending[0], version=pending[1]):
+                any_slack = True
+            elif all(at >= finished for at, _ in unit.values()):
+                early.update(backward for _, backward in unit.values())
+            unit = {}
+        elif action.op not in ADDING_NOTHING:
+            last[action.stage] = place, action
+    return Slack(frozenset(early), any_slack)
 
 
 @dataclass

@@ -31,9 +31,8 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
 import stages.pipeline.build
-import stages.update.agreed_end
 import stages.update.async_update
-import stages.update.step_decision
+import stages.update.update_phases
 from schedules import Program
 from schedules.dependencies import Place
 from stages.comm.collectives import Exchange
@@ -171,7 +170,7 @@ def record(config: RunConfig, monkeypatch: pytest.MonkeyPatch, *, uses: bool = F
                 pass  # the recording has no values
         for process, rank in zip(processes, ranks, strict=True):
             to_host = _copies_of(process.events, process.streams)
-            for module in (stages.update.step_decision, stages.update.agreed_end, stages.update.async_update):
+            for module in (stages.update.update_phases, stages.update.async_update):
                 patch.setattr(module, "to_host", to_host)
             patch.setattr(Batches, "_on_host", _reads_of(process.events))
             with process.uses or nullcontext():
@@ -214,8 +213,7 @@ def record_replay(
     rows = Rows()
     with monkeypatch.context() as patch, uses:
         patch.setattr(stages.pipeline.build, "streams_of", streams_of)
-        for module in (stages.update.step_decision, stages.update.agreed_end):
-            patch.setattr(module, "to_host", to_host)
+        patch.setattr(stages.update.update_phases, "to_host", to_host)
         replay(config, recorder=rows)
     (end,) = rows.of_kind("end")
     return events, end["weights_sha256"]

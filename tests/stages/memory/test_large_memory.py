@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import stages.update.step_decision
+import stages.update.update_phases
 from asyncpp_cli.experiment.shipped import model_settings
 from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
@@ -107,7 +107,7 @@ def every_gradient_finite(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return Exchange(ready=lambda: True, wait=lambda: None, take=lambda: [0.0] * len(numbers))
 
     with monkeypatch.context() as patch:
-        patch.setattr(stages.update.step_decision, "to_host", reading)
+        patch.setattr(stages.update.update_phases, "to_host", reading)
         yield
 
 

@@ -15,7 +15,7 @@ from support.small_runs import small_config
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import stages.update.step_decision
+import stages.update.update_phases
 from optimizers import NAMES
 from stages.comm.collectives import Exchange
 from stages.config.run_config import RunConfig
@@ -75,7 +75,7 @@ def read_out_apart(mode: ValuesAsked, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
         return Exchange(ready=lambda: True, wait=lambda: None, take=take)
 
-    monkeypatch.setattr(stages.update.step_decision, "to_host", reading)
+    monkeypatch.setattr(stages.update.update_phases, "to_host", reading)
     yield verdicts
 
 

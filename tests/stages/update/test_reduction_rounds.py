@@ -27,7 +27,7 @@ from stages.data.dataset import prepare
 from stages.pipeline.build import build_ranks
 from stages.pipeline.executor import RankExecutor
 from stages.shape.optimizer_sharding import Run, assign_owners
-from stages.update.early_reduction import slack_of
+from stages.update.async_update import slack_of
 
 GB = 10**9
 

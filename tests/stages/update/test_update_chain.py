@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import stages.comm.reduction_rounds
 import stages.pipeline.build
-import stages.update.step_decision
+import stages.update.update_phases
 from schedules import Op, Program
 from schedules.actions import Action
 from schedules.messages import Message
@@ -37,8 +37,8 @@ from stages.model.layers import Block
 from stages.pipeline.build import Rank, activation_shape, build_ranks
 from stages.shape.optimizer_sharding import assign_owners
 from stages.shape.partition import cut_of, stage_parameters
+from stages.update.async_update import needs_update
 from stages.update.clock import EventClock
-from stages.update.early_reduction import needs_update
 from stages.update.optimizer_step import StageUpdate
 from stages.update.update_stream import OneStream
 
@@ -162,7 +162,7 @@ def played(
     ranks = []
     with monkeypatch.context() as patch:
         patch.setattr(StageUpdate, "apply", timed_apply)
-        patch.setattr(stages.update.step_decision, "to_host", lambda numbers: to_host(world, numbers))
+        patch.setattr(stages.update.update_phases, "to_host", lambda numbers: to_host(world, numbers))
         patch.setattr(stages.comm.reduction_rounds, "LEAST_PIECE", 1)
         for number, device in enumerate(devices):
             clock = EventClock(lambda device=device: VirtualEvent(device))  # type: ignore[misc]
