@@ -16,8 +16,7 @@ from rich.text import Text
 from support.command_line import asyncpp, succeeded
 from support.files import ROOT
 from support.launches import TINY
-from support.report_experiment import quickstart_folder, settings
-from support.tuned_experiment import tuned_experiment
+from support.report_experiment import quickstart_folder, settings, tuned_experiment
 
 from asyncpp_cli.base.console import shown_table
 from asyncpp_cli.base.tables import Fit

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.slurm_queue import set_partition, squeue
+from support.cluster_runs import set_partition, squeue
 
 SCRIPT = Path(__file__).parent / "cluster"
 RUNNING = "ASYNCPP_TEST_CLUSTER"

@@ -6,8 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, starts, sweep, wait_for
-from support.slurm_queue import hurry, squeue
+from support.cluster_runs import ONE_RUN, hurry, launch, outcomes, site_file, squeue, starts, sweep, wait_for
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Outcome

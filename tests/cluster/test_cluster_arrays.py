@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,9 @@ from support.cluster_runs import (
     ONE_RUN,
     launch,
     outcomes,
+    set_partition,
     site_file,
+    squeue,
     starts,
     status_of,
     sweep,
@@ -26,12 +27,9 @@ from support.cluster_runs import (
 )
 from support.command_line import asyncpp, succeeded
 from support.files import ROOT
-from support.launches import started_process
-from support.slurm_queue import set_partition, squeue
+from support.launches import most_at_once, started_process
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.files import Claimed, Outcome
-from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import Cause, State
 
 MANY = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=2"]
@@ -119,16 +117,6 @@ def test_more_arrays_than_runs_at_once(slurm_conf: Path, tmp_path: Path) -> None
     for experiment in (queued_up, uneven):
         assert [run.status().state for run in experiment.runs] == [State.COMPLETED] * 4
         assert most_at_once(experiment) <= 2
-
-
-def most_at_once(experiment: Experiment) -> int:
-    changes = []
-    for run in experiment.runs:
-        begun, ended = Attempt(run, 1).read(Claimed), Attempt(run, 1).read(Outcome)
-        assert begun is not None
-        assert ended is not None
-        changes += [(begun.claimed, 1), (ended.time, -1)]
-    return max(accumulate(change for _, change in sorted(changes)))
 
 
 @pytest.mark.timeout(300)

@@ -6,9 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, sweep, wait_for
+from support.cluster_runs import ONE_RUN, hurry, launch, outcomes, site_file, squeue, sweep, wait_for
 from support.command_line import asyncpp, succeeded
-from support.slurm_queue import hurry, squeue
 
 from asyncpp_cli.launch.common.bad_nodes import excluded_nodes_at
 from asyncpp_cli.runs.attempts.attempt import Attempt

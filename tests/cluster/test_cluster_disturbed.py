@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 from support.cluster_runs import (
     ONE_RUN,
+    hurry,
     kill_node,
     launch,
     outcomes,
+    preempt_all,
     site_file,
+    squeue,
     start_node,
     starts,
     status_of,
@@ -24,7 +27,6 @@ from support.cluster_runs import (
 )
 from support.command_line import succeeded
 from support.launches import rows_of
-from support.slurm_queue import hurry, preempt_all, squeue
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import RankEnd

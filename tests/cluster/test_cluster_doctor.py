@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster_runs import ONE_RUN, launch, site_file, sweep, wait_for
+from support.cluster_runs import ONE_RUN, launch, site_file, squeue, sweep, wait_for
 from support.command_line import succeeded
-from support.slurm_queue import squeue
 
 from asyncpp_cli.doctor.checks import Check
 from asyncpp_cli.doctor.cluster import submission_check

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import ONE_RUN, launch, site_file, sweep, wait_for
+from support.cluster_runs import ONE_RUN, launch, set_partition, site_file, squeue, sweep, wait_for
 from support.command_line import succeeded
-from support.slurm_queue import set_partition, squeue
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 

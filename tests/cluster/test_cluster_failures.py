@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, status_of, sweep, wait_for
+from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, squeue, status_of, sweep, wait_for
 from support.command_line import asyncpp, succeeded
 from support.files import edit
-from support.slurm_queue import squeue
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, Outcome, RankStart

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from support.cluster_runs import ONE_RUN, launch, site_file, status_of, wait_for
+from support.cluster_runs import HABITS, ONE_RUN, launch, site_file, squeue, status_of, wait_for
 from support.command_line import asyncpp, refusal, succeeded
 from support.launches import HOURS, sweep
-from support.slurm_habits import HABITS
-from support.slurm_queue import squeue
 
 from asyncpp_cli.launch.common.supervisor import LIMIT_VARIABLE
 from asyncpp_cli.runs.attempts.attempt import Attempt

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, sweep, wait_for
-from support.early_death import dying
-from support.slurm_queue import hurry, squeue
+from support.cluster_runs import ONE_RUN, hurry, launch, outcomes, site_file, squeue, sweep, wait_for
+from support.launches import dying
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Outcome

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import TINY, outcomes, site_file, wait_for
+from support.cluster_runs import TINY, hurry, outcomes, preempt_all, site_file, squeue, wait_for
 from support.command_line import asyncpp, succeeded
 from support.launches import rows_of
-from support.slurm_queue import hurry, preempt_all, squeue
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run

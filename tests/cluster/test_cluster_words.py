@@ -12,12 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import ONE_RUN, launch, site_file, status_of, wait_for
+from support.cluster_runs import ONE_RUN, launch, set_partition, site_file, squeue, status_of, wait_for
 from support.command_line import asyncpp, succeeded
-from support.disks import disk, fill
 from support.launches import started_process
-from support.privileges import User
-from support.slurm_queue import set_partition, squeue
+from support.privileges import User, disk, fill
 
 from asyncpp_cli.doctor.job import job_checks
 from asyncpp_cli.launch.job.array_task import first_end_time, time_limit

@@ -12,8 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import wait_for
-from support.slurm_queue import hurry, set_partition, squeue
+from support.cluster_runs import hurry, set_partition, squeue, wait_for
 
 from asyncpp_cli.launch.common.bad_nodes import set_excluded
 from asyncpp_cli.slurm import client as slurm

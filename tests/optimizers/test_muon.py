@@ -12,7 +12,7 @@ import yaml
 from scipy.optimize import linprog
 from support.files import ROOT
 from support.optimizer_models import gradients, parameters
-from support.orthogonal_references import orthogonal
+from support.optimizer_references import orthogonal
 from torch.utils.flop_counter import FlopCounterMode
 
 from optimizers import declaration

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,99 @@ def start_node(name: str) -> None:
         ),
         seconds=60,
     )
+
+
+def squeue(*fields: str) -> list[str]:
+    """One line for each job in the queue; array tasks are listed one by one."""
+    form = "|".join(fields or ["%F_%K", "%T"])
+    ended = subprocess.run(
+        ["squeue", "-h", "-r", "-o", form], capture_output=True, text=True, timeout=60, check=True
+    )
+    return ended.stdout.splitlines()
+
+
+def hurry() -> None:
+    """Start requeued jobs soon: SLURM delays them by two minutes.
+
+    Not at once: a node refuses a job whose credential it revoked in the same second, and the job fails. Only
+    once for each job, or repeated calls would postpone its start for ever.
+    """
+    soon = datetime.now() + timedelta(seconds=5)
+    form = "ArrayJobID:20,ArrayTaskID:20,Reason:40,EligibleTime:40"
+    ended = subprocess.run(
+        ["squeue", "-h", "-r", "-O", form], capture_output=True, text=True, timeout=60, check=True
+    )
+    for line in ended.stdout.splitlines():
+        array, index, *reason, start = line.split()
+        # The start time is N/A while the job is still completing.
+        if (
+            reason[0] in ("BeginTime", "ReqNodeNotAvail,")
+            and start != "N/A"
+            and datetime.fromisoformat(start) > soon
+        ):
+            command = ["scontrol", "update", f"JobId={array}_{index}", "StartTime=now+2"]
+            subprocess.run(command, timeout=60, check=False, capture_output=True)
+
+
+def set_partition(state: str) -> None:
+    """Let jobs of the partition `main` start (`up`) or wait (`down`)."""
+    command = ["scontrol", "update", "PartitionName=main", f"State={state}"]
+    subprocess.run(command, timeout=60, check=True, capture_output=True)
+
+
+def preempt_all() -> None:
+    """Queue a short job of higher priority that takes all nodes."""
+    job = ["--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 3"]
+    subprocess.run(["sbatch", *job], timeout=60, check=True, capture_output=True)
+
+
+_LISTED = {
+    "SACCT_": "FEDERATION LOCAL",
+    "SCANCEL_": "ACCOUNT BATCH CTLD FULL HURRY INTERACTIVE NAME PARTITION QOS STATE USER VERBOSE WCKEY",
+    "SCONTROL_": "ALL FEDERATION FUTURE LOCAL SIBLING",
+    "SINFO_": "ALL FEDERATION FORMAT LOCAL PARTITION SORT",
+    "SQUEUE_": (
+        "ACCOUNT ALL ARRAY FEDERATION FORMAT FORMAT2 LICENSES LOCAL NAMES PARTITION PRIORITY QOS "
+        "SIBLING SORT STATES USERS"
+    ),
+    "SBATCH_": (
+        "ACCOUNT ACCTG_FREQ ARRAY_INX BATCH CLUSTERS CONSTRAINT CONTAINER CORE_SPEC CPUS_PER_GPU "
+        "DEBUG DELAY_BOOT DISTRIBUTION ERROR EXCLUSIVE EXPORT GET_USER_ENV GPUS GPUS_PER_NODE "
+        "GPUS_PER_TASK GPU_BIND GPU_FREQ GRES GRES_FLAGS HINT IGNORE_PBS INPUT JOB_NAME MEM_BIND "
+        "MEM_PER_CPU MEM_PER_GPU MEM_PER_NODE NETWORK NO_KILL NO_REQUEUE OPEN_MODE OUTPUT OVERCOMMIT "
+        "PARTITION POWER PROFILE QOS REQUEUE REQ_SWITCH RESERVATION SIGNAL SPREAD_JOB "
+        "THREADS_PER_CORE THREAD_SPEC TIMELIMIT USE_MIN_NODES WAIT WAIT4SWITCH WAIT_ALL_NODES WCKEY"
+    ),
+    "SRUN_": "CONTAINER CPUS_PER_TASK EXPORT_ENV",
+    "SLURMD_": "DEBUG",
+    "SLURM_": (
+        "ACCOUNT ACCTG_FREQ BCAST BCAST_EXCLUDE BITSTR_LEN BURST_BUFFER CLUSTERS COMPRESS CONF_OUT "
+        "CONSTRAINT CORE_SPEC CPU_BIND DEBUG DEBUG_FLAGS DELAY_BOOT DEPENDENCY DISABLE_STATUS "
+        "DISTRIBUTION DIST_PLANESIZE EPILOG EXACT EXCLUSIVE EXIT_ERROR EXIT_IMMEDIATE EXPORT_ENV "
+        "GRES GRES_FLAGS IMMEDIATE KILL_BAD_EXIT LABELIO MEM_BIND MPI_TYPE NETWORK "
+        "NO_KILL OPEN_MODE OVERLAP PARTITION PMI_KVS_NO_DUP_KEYS POWER PROLOG QOS REMOTE_CWD "
+        "REQ_SWITCH RESERVATION RESV_PORTS SEND_LIBS SIGNAL SPREAD_JOB SRUN_REDUCE_TASK_EXIT_MSG "
+        "STDERRMODE STDINMODE STDOUTMODE STEP_GRES TASK_EPILOG TASK_PROLOG TEST_EXEC THREADS "
+        "THREAD_SPEC TIMELIMIT TIME_FORMAT TOPO_LEN UNBUFFEREDIO USE_MIN_NODES WAIT WAIT4SWITCH WCKEY "
+        "WORKING_DIR"
+    ),
+}
+_VALUES = {
+    "SBATCH_ARRAY_INX": "0-3",
+    "SINFO_FORMAT": "%n",
+    "SINFO_PARTITION": "urgent",
+    "SLURM_BITSTR_LEN": "4",
+    "SLURM_EXIT_ERROR": "0",
+    "SLURM_TIME_FORMAT": "relative",
+    "SQUEUE_FORMAT": "%i",
+    "SQUEUE_PARTITION": "urgent",
+    "SQUEUE_SORT": "-i",
+    "SQUEUE_STATES": "CD",
+    "SQUEUE_USERS": "nobody",
+}
+
+HABITS = {
+    prefix + name: _VALUES.get(prefix + name, "1")
+    for prefix, names in _LISTED.items()
+    for name in names.split()
+}

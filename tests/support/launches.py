@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from support.command_line import succeeded
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.files import Claimed, Outcome
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.processes import ProcessId
 from asyncpp_cli.runs.run_folder import Run
@@ -95,6 +97,17 @@ def wait_for(condition: Callable[[], bool], *, seconds: float) -> None:
         time.sleep(0.05)
 
 
+def most_at_once(experiment: Experiment) -> int:
+    """How many of the runs' first attempts overlapped in time."""
+    changes = []
+    for run in experiment.runs:
+        begun, ended = Attempt(run, 1).read(Claimed), Attempt(run, 1).read(Outcome)
+        assert begun is not None
+        assert ended is not None
+        changes += [(begun.claimed, 1), (ended.time, -1)]
+    return max(accumulate(change for _, change in sorted(changes)))
+
+
 def threads_of(process: ProcessId) -> int:
     tasks = Path(f"/proc/{process.pid}/task")
     return len(list(tasks.iterdir())) if tasks.is_dir() else 0
@@ -120,3 +133,28 @@ def rows_of(run: Run, kind: str) -> list[dict[str, Any]]:
         for row in run.metrics()
         if row["kind"] == kind
     ]
+
+
+_SITE = """\
+import os, signal, sys
+from pathlib import Path
+
+plan = Path(__file__).with_name("plan.txt")
+lines = plan.read_text().splitlines()
+if lines and lines[0].split()[0] in sys.orig_argv:
+    plan.write_text("\\n".join(lines[1:]))
+    os.kill(os.getpid(), signal.Signals[lines[0].split()[1]])
+"""
+
+
+def dying(folder: Path, deaths: Sequence[tuple[str, str]]) -> Path:
+    """Create a folder for PYTHONPATH that ends chosen Python processes at their start.
+
+    Args:
+        folder: folder to create.
+        deaths: in order, a word of the command line of the process to end, and the signal's name.
+    """
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(_SITE)
+    (folder / "plan.txt").write_text("\n".join(f"{word} {name}" for word, name in deaths))
+    return folder

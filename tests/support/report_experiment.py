@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from support.attempts import claimed
+from support.launches import TINY
 
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.formats.records import to_json
@@ -23,7 +24,9 @@ from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import assign
 from asyncpp_cli.runs.status import State, Status
-from stages.config.run_config import RunConfig
+from asyncpp_cli.tune.plan import Question
+from asyncpp_cli.tune.tuning import write_tuning
+from stages.config.run_config import RunConfig, tokens_per_step
 
 BASE = {
     "schedule.microbatches": 2,
@@ -236,3 +239,51 @@ def run(
         loss_of=loss_of,
         measurement=Measurement(val_loss=loss, tokens_per_second=speed),
     )
+
+
+TUNED_LOSSES = {"1f1b": [3.0, 2.0, 2.5, 4.0], "2bw": [3.0, 2.9, 2.8, 2.1]}
+"""By rate; of 1f1b the second is the best, of 2bw the last."""
+
+
+def record(run: Run, losses: dict[int, float]) -> None:
+    """Write what a run leaves that was trained to the last of these steps."""
+    config = run.config()
+    stages = config.parallel.stages
+    rows = metrics(
+        evaluated=tuple(losses),
+        val_losses=tuple(losses.values()),
+        steady=[(1000, 2.0)] * len(losses),
+        busy=[[0.5] * stages] * len(losses),
+        stages=stages,
+        tokens_per_step=tokens_per_step(config),
+    )
+    last = max(losses)
+    completed = last == config.train.steps
+    if not completed:
+        rows[-1] = {"kind": "pause", "step": last, "seconds": rows[-1]["seconds"]}
+    run.metrics_file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    state = State.COMPLETED if completed else State.PAUSED
+    run.write_status(Status(state=state, attempt=1, step=last, steps=config.train.steps))
+
+
+def tuned_experiment(folder: Path) -> Experiment:
+    """Two arms of four candidates: 4 to step 2, 2 to step 4, 1 to step 16, their losses falling by 0.1."""
+    matrix = ["matrix={schedule: [1f1b, 2bw], optimizer: adamw}", "exclude=[]", "train.steps=16"]
+    question = Question(
+        template="quickstart",
+        changes=(*TINY, *matrix),
+        over=("optimizer.lr=1e-4:1e-1:log",),
+        samples=4,
+        search_seed=None,
+        eta=2,
+        rungs=(0.125, 0.25),
+    )
+    write_tuning(question, out=folder)
+    experiment = open_experiment(folder)
+    for schedule, losses in TUNED_LOSSES.items():
+        runs = [experiment.run(cell.id) for cell in experiment.cells if cell.axes["schedule"] == schedule]
+        ranked = sorted(range(4), key=losses.__getitem__)
+        for place, index in enumerate(ranked):
+            rungs = [2, 4, 16][: 3 if place == 0 else 2 if place == 1 else 1]
+            record(runs[index], {step: losses[index] - 0.1 * n for n, step in enumerate(rungs)})
+    return experiment

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
 import torch
+from support.small_runs import Rows
 from torch import Tensor
 
 from optimizers.build import build_optimizer
+from stages.checkpoint.initial_broadcast import broadcast_initial_weights
+from stages.comm.topology import connect_in_process
 from stages.config.run_config import RunConfig, optimizer_options
+from stages.config.segments import segment_program
 from stages.data.batches import Batches
 from stages.data.dataset import prepare
+from stages.liveness.stop_signal import never
 from stages.model.decoder import Stage, initialise
 from stages.model.head_loss import next_token_loss
+from stages.pipeline.build import build_ranks
+from stages.pipeline.replay import drive
 from stages.shape.families import parameter_roles
+from stages.shape.head_rows import split_name
 from stages.shape.parametrization import growth_of
 from stages.shape.partition import cut_model
+from stages.trainer import replay
+from stages.update.balance import LoadTally
 from stages.update.lr_schedule import learning_rate_factor
+from stages.update.optimizer_step import UpdateResult
+from stages.weights.flat_buffers import GradientBuffer
+from stages.weights.weight_versions import Replica, WeightVersions
 
 Weights = dict[str, Tensor]
 
@@ -123,3 +142,107 @@ def delayed_training(
         previous = update
     assert previous is not None
     return {name: versions[-1][name] + c * previous[name] for name in previous}, losses, norms
+
+
+class KeepGradient:
+    """In the place of an update: keeps the gradient and leaves the weights as they are."""
+
+    tally = LoadTally([], experts=0, device=torch.device("cpu"))
+
+    def __init__(self, weights: WeightVersions) -> None:
+        self._weights = weights
+        self.kept: dict[str, Tensor] = {}
+
+    def prepare(self, gradient: GradientBuffer) -> None:
+        pass
+
+    def clip(self, gradient: GradientBuffer, *, squared: Tensor) -> None:
+        pass
+
+    def at_backward(self, replica: Replica, *, mismatch: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def apply(
+        self, gradient: GradientBuffer, *, version: int, step: int, clip_by: float | None, finite: bool
+    ) -> UpdateResult:
+        weights = self._weights
+        # With several data ranks the sum of each member is on the one that owns it.
+        whole = len(weights.owned) == len(weights.member_names)
+        names, views = (
+            (weights.names, gradient.views) if whole else (weights.master.names, gradient.owned_views)
+        )
+        self.kept = {name: view.clone() for name, view in zip(names, views, strict=True)}
+        biases = self._weights.newest().biases
+        with self._weights.overwriting_oldest(version=version, biases=biases) as replica:
+            torch._foreach_copy_(list(replica), list(self._weights.master.parameters))
+        return UpdateResult(lr=0.0, grad_norm=None, skipped=False)
+
+
+def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same with the rows of the head, perhaps tied to the embedding, together, if it is in shards."""
+    rows: dict[int, Tensor] = {}
+    whole = {}
+    joined_name = "head.weight"
+    for name, tensor in tensors.items():
+        own_name, held = split_name(name)
+        if held is None:
+            whole[name] = tensor
+        else:
+            assert len(held) == len(tensor)
+            rows[held.start] = tensor
+            joined_name = own_name
+    return whole | ({joined_name: torch.cat([rows[start] for start in sorted(rows)])} if rows else {})
+
+
+def first_gradient(config: RunConfig) -> dict[str, Tensor]:
+    """The gradient of the run's first step, gathered by the pipeline and summed over its data ranks."""
+    program = segment_program(config, first_step=0, steps=1)
+    ranks = build_ranks(
+        config,
+        connections=connect_in_process(rank_of_stage=program.rank_of_stage, data_ranks=config.parallel.data),
+        corpus=prepare(config.data),
+        device=torch.device("cpu"),
+        on_step=lambda result: None,
+        stop=never,
+    )
+    keepers = []
+    for rank in ranks:
+        for stage, state in rank.stages.items():
+            keeper = KeepGradient(state.weights)
+            keepers.append(keeper)
+            rank.stages[stage] = replace(state, update=keeper)
+    broadcast_initial_weights(ranks, in_process=True)
+    drive([rank.executor.run(program) for rank in ranks])
+    return {name: gradient for keeper in keepers for name, gradient in keeper.kept.items()}
+
+
+def check_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Tensors have the same names, and are equal to 1e-10."""
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-10, atol=1e-10)
+
+
+def check_first_gradient(config: RunConfig, expected: Mapping[str, Tensor]) -> None:
+    """The pipeline's gradient of the first step is as expected, which is nowhere nothing."""
+    for name, tensor in expected.items():
+        assert tensor.abs().max() > 1e-6, name
+    check_close(joined(first_gradient(config)), expected)
+
+
+def check_against_one_process(config: RunConfig, **reference: Any) -> None:
+    """Replay a run; losses, gradient norms and weights equal those of `delayed_training` to 1e-10."""
+    rows = Rows()
+    result = replay(config, recorder=rows)
+    total_microbatches = config.schedule.microbatches * config.parallel.data
+    unsharded = replace(config, schedule=replace(config.schedule, microbatches=total_microbatches))
+    weights, losses, norms = delayed_training(unsharded, **reference)
+    assert result.train_losses == pytest.approx(losses, rel=1e-10)
+    if config.train.clip == "global":
+        expected_norms = [norm for step, norm in enumerate(norms) if step not in reference.get("skipped", ())]
+        reported_norms = [row["grad_norm"] for row in rows.of_kind("step") if not row["skipped"]]
+        assert reported_norms == pytest.approx(expected_norms, rel=1e-10)
+        assert max(norms) > config.train.clip_norm, "clipping was never active"
+    check_close(joined(result.weights), weights)
+    tokens = total_microbatches * config.train.microbatch_size * config.data.context
+    assert rows.of_kind("start")[0]["tokens_per_step"] == tokens

@@ -9,10 +9,16 @@ import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
+from stages.checkpoint.initial_broadcast import broadcast_initial_weights
 from stages.comm.process import Process, connected
+from stages.comm.topology import connect_in_process
 from stages.config.run_config import (
     DataConfig,
     ErrorFeedbackConfig,
@@ -23,6 +29,11 @@ from stages.config.run_config import (
     ScheduleConfig,
     TrainConfig,
 )
+from stages.config.segments import segment_program
+from stages.data.dataset import prepare
+from stages.pipeline.build import Rank, build_ranks
+from stages.weights.flat_buffers import GradientBuffer
+from stages.weights.weight_versions import WeightVersions
 
 _WORDS = "a pipeline of stages that never waits takes steps with old gradients and its loss goes down ."
 TEXT = " ".join(random.Random(0).choices(_WORDS.split(), k=4000))
@@ -192,3 +203,49 @@ def _work_through(
             results.put((rank, [work(process, argument) for argument in arguments]))
     except BaseException:
         results.put((rank, traceback.format_exc()))
+
+
+def ranks_of(config: RunConfig) -> list[Rank]:
+    torch.set_num_threads(config.site.threads)
+    connections = connect_in_process(
+        rank_of_stage=segment_program(config, first_step=0, steps=1).rank_of_stage,
+        data_ranks=config.parallel.data,
+    )
+    ranks = build_ranks(
+        config,
+        connections=connections,
+        corpus=prepare(config.data),
+        device=torch.device("cpu"),
+        on_step=lambda result: None,
+        stop=lambda: False,
+    )
+    broadcast_initial_weights(ranks, in_process=True)
+    return ranks
+
+
+FAILS_COMPILED_IN_FLOAT64 = version("torch").startswith("2.11.")
+"""Its own compiled backward of attention, on a CPU: `expected scalar type Double but found Float`."""
+
+compiles_float64 = pytest.mark.skipif(
+    FAILS_COMPILED_IN_FLOAT64, reason="torch 2.11's own compiled attention fails in float64"
+)
+
+
+def spoil_gradients(
+    patch: pytest.MonkeyPatch, *, when: Callable[[WeightVersions], bool], data_rank: int
+) -> None:
+    """Put a NaN into the gradient of the second block's stage on one data rank."""
+    take = WeightVersions.take_gradient
+
+    def spoiled(self: WeightVersions) -> GradientBuffer:
+        gradient = take(self)
+        chosen = self.owned == self.ownership.owned[data_rank] and "blocks.1.mlp_norm.weight" in self.names
+        if chosen and when(self):
+            gradient.views[-1].view(-1)[-1] = float("nan")
+        return gradient
+
+    patch.setattr(WeightVersions, "take_gradient", spoiled)
+
+
+def newest_version(weights: WeightVersions) -> int:
+    return max(replica.version for replica in weights.replicas)

@@ -22,7 +22,7 @@ from support.launches import (
     threads_of,
     wait_for,
 )
-from support.network_namespace import with_loopback
+from support.privileges import with_loopback
 
 from asyncpp_cli.experiment.template import load, text_of
 from asyncpp_cli.report.load.measure import measure

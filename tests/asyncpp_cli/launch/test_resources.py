@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from itertools import accumulate
 from math import inf
 from pathlib import Path
 
 import pytest
 import torch
 from support.command_line import asyncpp, succeeded
-from support.launches import sweep
+from support.launches import most_at_once, sweep
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch.local_machine import _planned_gb
 from asyncpp_cli.planner.costs.devices import CONTEXT_GB
 from asyncpp_cli.planner.estimate import planned_memory
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.files import Claimed, Outcome
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import Machine, Resources, ranks_of, resources_of
@@ -149,13 +147,7 @@ def test_runs_share_a_gpu_as_far_as_they_are_told_to_and_fit(
     experiment = sweep(tmp_path / "e", matrix, "exclude=[]", "train.steps=2")
     launched = asyncpp("launch", experiment.folder, "--replay", *flags)
     assert launched.code == 0, launched.errors
-    changes = []
-    for run in experiment.runs:
-        begun, ended = Attempt(run, 1).read(Claimed), Attempt(run, 1).read(Outcome)
-        assert begun is not None
-        assert ended is not None
-        changes += [(begun.claimed, 1), (ended.time, -1)]
-    assert max(accumulate(change for _, change in sorted(changes))) == most
+    assert most_at_once(experiment) == most
     waiting = [line for line in launched.errors.splitlines() if "at a time" in line]
     assert len(waiting) == bool(said)
     assert said in launched.errors

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.attempts import claimed
-from support.early_death import dying
+from support.launches import dying
 
 from asyncpp_cli.launch.common.arrays import JobShape
 from asyncpp_cli.launch.job.array_task import JobEnd, corrected_outcome, signal_of

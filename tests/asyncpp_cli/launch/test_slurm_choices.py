@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as replace_fields
 from support.attempts import claimed, submitted
+from support.cluster_runs import HABITS
 from support.command_line import refusal, succeeded
 from support.files import edit
 from support.report_experiment import ExperimentFolder, settings
-from support.slurm_habits import HABITS
 
 from asyncpp_cli.doctor import job
 from asyncpp_cli.doctor.cluster import submission_check

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, succeeded
-from support.tuned_experiment import record, tuned_experiment
+from support.report_experiment import record, tuned_experiment
 
 import asyncpp as asyncpp_api
 from asyncpp_cli.runs.experiment_folder import Experiment

@@ -13,8 +13,8 @@ from threading import Timer
 import pytest
 from support.attempts import claimed
 from support.command_line import succeeded
-from support.disks import disk, fill
 from support.launches import TINY
+from support.privileges import disk, fill
 
 from asyncpp_cli.launch.common.supervisor import Supervisor
 from asyncpp_cli.runs.attempts.attempt import Attempt

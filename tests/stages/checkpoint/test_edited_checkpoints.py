@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.built_ranks import ranks_of
 from support.resumed import json_of, saving, seal
-from support.small_runs import Rows, small_config
+from support.small_runs import Rows, ranks_of, small_config
 from torch import Tensor
 
 from stages.checkpoint import files

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from support.network_namespace import network_namespace, with_loopback
+from support.privileges import network_namespace, with_loopback
 
 from stages.comm.network import LOOPBACK, choose_address
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from support.hub_members import SECRET, Harmful, all_at_once, hub_of, members_of
-from support.network_namespace import network_namespace
+from support.privileges import network_namespace
 
 from stages.comm.network import LOOPBACK
 from stages.comm.process import ADDRESS_FILE, Process, connected

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from support.resumed import replay_twice, saving
-from support.shard_files import write_nanogpt
 from support.small_runs import Rows, small_config, with_documents
+from support.texts import write_nanogpt
 
 from stages.config.run_config import RunConfig
 from stages.data.batches import Batches

@@ -14,8 +14,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.shard_files import write_llm_c, write_megatron, write_nanogpt
 from support.small_runs import Rows, small_config
+from support.texts import write_llm_c, write_megatron, write_nanogpt
 
 from stages.config.run_config import DataConfig
 from stages.data.batches import Batches

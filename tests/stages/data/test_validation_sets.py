@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.shard_files import write_nanogpt
 from support.small_runs import Rows, small_config
+from support.texts import write_nanogpt
 from torch.nn import functional as F
 
 from stages.config.run_config import EVAL_TOKENS, OWN_SPLIT, RunConfig, eval_microbatches

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from support.against_one_process import check_against_one_process
-from support.single_process import whole_model
+from support.single_process import check_against_one_process, whole_model
 from support.small_runs import Rows, small_config
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.against_one_process import check_against_one_process
-from support.single_process import batches, step_gradient, whole_model
+from support.single_process import batches, check_against_one_process, step_gradient, whole_model
 from support.small_runs import Rows, small_config
 from torch import Tensor, nn
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.built_ranks import ranks_of
-from support.small_runs import Rows, small_config, with_experts
+from support.small_runs import Rows, ranks_of, small_config, with_experts
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

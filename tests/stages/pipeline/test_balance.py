@@ -11,10 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from support.built_ranks import ranks_of
 from support.resumed import check_resumed, go_back, saving
-from support.small_runs import Rows, in_processes, small_config, with_experts
-from support.spoiled_gradients import newest_version, spoil_gradients
+from support.small_runs import (
+    Rows,
+    in_processes,
+    newest_version,
+    ranks_of,
+    small_config,
+    spoil_gradients,
+    with_experts,
+)
 from support.training_cases import DELAYED, SCHEDULES, TWO_STAGES_A_RANK, measured
 from torch import Tensor
 

@@ -11,10 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from support.built_ranks import ranks_of
 from support.single_process import batches
-from support.small_runs import Rows, small_config, with_documents, with_experts
-from support.torch_versions import FAILS_COMPILED_IN_FLOAT64, compiles_float64
+from support.small_runs import (
+    FAILS_COMPILED_IN_FLOAT64,
+    Rows,
+    compiles_float64,
+    ranks_of,
+    small_config,
+    with_documents,
+    with_experts,
+)
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.built_ranks import ranks_of
-from support.small_runs import Rows, in_processes, small_config, with_documents, with_experts
+from support.small_runs import Rows, in_processes, ranks_of, small_config, with_documents, with_experts
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.against_one_process import check_against_one_process
-from support.first_gradient import joined
 from support.resumed import after, check_resumed, go_back, replay_twice, saving
-from support.small_runs import Rows, in_processes, small_config, with_experts
-from support.spoiled_gradients import newest_version, spoil_gradients
+from support.single_process import check_against_one_process, joined
+from support.small_runs import Rows, in_processes, newest_version, small_config, spoil_gradients, with_experts
 from support.training_cases import OPTIMIZERS, SCHEDULES, measured
 
 import stages.comm.reduction_rounds

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.against_one_process import check_first_gradient
-from support.single_process import batches, whole_model
+from support.single_process import batches, check_first_gradient, whole_model
 from support.small_runs import Rows, small_config, with_documents, with_experts, with_mup
 from support.training_cases import check_processes_are_replays, within_blocks
 from torch import Tensor

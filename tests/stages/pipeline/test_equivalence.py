@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.against_one_process import check_against_one_process, check_close, check_first_gradient
-from support.single_process import batches, delayed_training, step_gradient, whole_model
+from support.single_process import (
+    batches,
+    check_against_one_process,
+    check_close,
+    check_first_gradient,
+    delayed_training,
+    step_gradient,
+    whole_model,
+)
 from support.small_runs import Rows, small_config, with_experts
 from support.training_cases import within_blocks
 from torch import Tensor

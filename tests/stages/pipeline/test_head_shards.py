@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from support.against_one_process import check_against_one_process, check_close, check_first_gradient
-from support.first_gradient import joined
 from support.resumed import go_back, replay_twice, saving
-from support.single_process import batches, delayed_training, step_gradient, whole_model
+from support.single_process import (
+    batches,
+    check_against_one_process,
+    check_close,
+    check_first_gradient,
+    delayed_training,
+    joined,
+    step_gradient,
+    whole_model,
+)
 from support.small_runs import Rows, small_config, with_experts, with_mup
 from support.training_cases import check_processes_are_replays
 from torch import Tensor

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.built_ranks import ranks_of
-from support.small_runs import small_config
+from support.small_runs import ranks_of, small_config
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.against_one_process import check_against_one_process, check_first_gradient
 from support.resumed import go_back, replay_twice, saving
-from support.single_process import batches, step_gradient, whole_model
+from support.single_process import (
+    batches,
+    check_against_one_process,
+    check_first_gradient,
+    step_gradient,
+    whole_model,
+)
 from support.small_runs import Rows, small_config
 from support.training_cases import check_processes_are_replays
 

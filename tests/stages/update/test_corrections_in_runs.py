@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.against_one_process import check_close
-from support.single_process import delayed_training
+from support.single_process import check_close, delayed_training
 from support.small_runs import Rows, small_config
 
 from stages.config.run_config import CorrectionConfig, RunConfig

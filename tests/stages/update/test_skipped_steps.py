@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.against_one_process import check_against_one_process
-from support.small_runs import Rows, small_config
-from support.spoiled_gradients import newest_version, spoil_gradients
+from support.single_process import check_against_one_process
+from support.small_runs import Rows, newest_version, small_config, spoil_gradients
 
 from stages.trainer import replay
 from stages.training_loop import SkippedTooOftenError

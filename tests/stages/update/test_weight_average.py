@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file
 from support.resumed import replay_twice, saving
 from support.single_process import batches, whole_model
-from support.small_runs import Rows, small_config
-from support.spoiled_gradients import newest_version, spoil_gradients
+from support.small_runs import Rows, newest_version, small_config, spoil_gradients
 from support.training_cases import check_processes_are_replays, measured
 from torch import Tensor
 
