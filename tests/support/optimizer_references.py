@@ -1,9 +1,9 @@
 """Reference implementation of every optimizer rule: slow, and written as the formula reads.
 
 Each function takes the initial weights of one tensor, and a gradient and a learning rate per step. It
-returns the final weights. Those that run Adam in a rotated basis also take the bases of the first step, because
-they are not unique: a matrix with more columns than rows leaves some directions undetermined, and their choice
-changes every later step. `test_rotation.py` checks the bases themselves.
+returns the final weights. Those that run Adam in a rotated basis also take the bases of the first step,
+because they are not unique: a matrix with more columns than rows leaves some directions undetermined, and
+their choice changes every later step. `test_rotation.py` checks the bases themselves.
 """
 
 from __future__ import annotations
