@@ -223,21 +223,28 @@ def step_row(step: int) -> dict[str, object]:
 
 
 def run(
-    schedule: str, optimizer: str = "muon", *args: Any, loss: float | None = 3.0, **further: Any
+    schedule: str,
+    optimizer: str = "muon",
+    error_feedback: float = 0.0,
+    *,
+    loss: float | None = 3.0,
+    speed: float | None = 1000.0,
+    seed: int = 0,
+    state: str = "completed",
+    axes: Mapping[str, Any] | None = None,
+    id: str | None = None,
+    loss_of: str | None = None,
+    measured: Mapping[str, Any] | None = None,
+    **further: Any,
 ) -> RunResult:
-    state = further.pop("state", "completed")
-    speed = further.pop("speed", 1000.0)
-    axes = further.pop("axes", {})
-    loss_of = further.pop("loss_of", None)
-    own_id = further.pop("id", None)
-    config = settings(schedule, optimizer, *args, **further)
+    """A run's result without files; `measured` has further fields of its measurement, `further` settings."""
     return RunResult(
-        id=own_id or f"{schedule}-{config['seed']}",
-        axes=axes,
-        config=config,
+        id=id or f"{schedule}-{seed}",
+        axes=dict(axes or {}),
+        config=settings(schedule, optimizer, error_feedback, seed, **further),
         state=state,
         loss_of=loss_of,
-        measurement=Measurement(val_loss=loss, tokens_per_second=speed),
+        measurement=Measurement(val_loss=loss, tokens_per_second=speed, **(measured or {})),
     )
 
 

@@ -93,7 +93,7 @@ def test_a_template_that_is_wrong_is_refused_by_file_and_key(
     ("change", "named"),
     [
         ("schedule=3bw", ["schedule.name", "3bw", "1f1b", "2bw"]),
-        ("optimizer=adamv", ["optimizer.name", "adamv", "adamw", "muon"]),
+        ("optimizer=adamv", ["optimizer.name", "adamv", "did you mean adamw?", "muon"]),
         ("correction.name=error-feedback", ["is set by error_feedback.coefficient", "weight-prediction"]),
         ("model=huge", ["model", "huge", "nano", "135m"]),
         ("matrix.error_feedback=true", ["error_feedback", "1f1b"]),
@@ -104,7 +104,6 @@ def test_a_template_that_is_wrong_is_refused_by_file_and_key(
         ("data.path=/tmp #1", ["data.path", "comment", "quotes"]),
         ("data.path=???", ["data.path", "no value"]),
         ("train.steps=30,40", ["several values are an axis: 'matrix.train.steps=[30,40]'"]),
-        ("optimizer=adamv", ["did you mean adamw?"]),
         ("~train.stepz", ["~train.stepz", "does not set"]),
         ("+frobnicate=3", ["frobnicate", "unknown key"]),
         ("base=nano", ["base", "file"]),
@@ -165,15 +164,11 @@ def test_the_mistakes_of_a_file_are_named_together(tmp_path: Path) -> None:
 
 
 def test_an_unknown_template_is_refused_with_those_there_are(tmp_path: Path) -> None:
-    assert "quickstart" in refusal("sweep", "quickstrat", "--out", tmp_path / "out")
+    assert "did you mean quickstart?" in refusal("sweep", "quickstrat", "--out", tmp_path / "out")
     assert "quickstart" in refusal("templates", "show", "quickstrat")
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
     assert str(binary) in refusal("sweep", binary, "--out", tmp_path / "out")
-
-
-def test_a_misspelt_template_is_told_the_nearest(tmp_path: Path) -> None:
-    assert "did you mean quickstart?" in refusal("sweep", "quickstrat", "--out", tmp_path / "e")
 
 
 @pytest.mark.slow

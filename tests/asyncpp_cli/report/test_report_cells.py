@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from scipy import stats
+from support import report_experiment
 from support.report_experiment import settings
 
 from asyncpp_cli.planner.costs.devices import peak_tflops
@@ -27,20 +28,13 @@ def run(
     schedule: str,
     loss: float | None,
     *,
-    seed: int = 0,
-    error_feedback: float = 0.0,
-    state: str = "completed",
     evaluations: tuple[Evaluation, ...] = (),
     measured: dict[str, Any] | None = None,
     **further: Any,
 ) -> RunResult:
-    return RunResult(
-        id=f"{schedule}-{error_feedback}-{seed}",
-        axes={},
-        config=settings(schedule, "muon", error_feedback, seed, **further),
-        state=state,
-        measurement=Measurement(val_loss=loss, evaluations=evaluations, **(measured or {})),
-    )
+    """Without a speed, unless it is measured."""
+    measurement = Measurement(val_loss=loss, evaluations=evaluations, **(measured or {}))
+    return replace(report_experiment.run(schedule, **further), measurement=measurement)
 
 
 def seeds(schedule: str, *losses: float, **further: Any) -> list[RunResult]:

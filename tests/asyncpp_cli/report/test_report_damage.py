@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,53 +77,27 @@ def test_a_run_whose_process_has_vanished_is_not_called_running(tmp_path: Path) 
     assert "rank 0" in cell["reason"]
 
 
-def tear_a_line(run: Path) -> None:
-    """As a process that is killed while it writes."""
-    first, *rest = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text("".join([first, rest[0][:20] + "\n", *rest]))
-
-
-def remove_metrics(run: Path) -> None:
-    (run / "metrics.jsonl").unlink()
-
-
-def remove_config(run: Path) -> None:
-    (run / "config.yaml").unlink()
-
-
-def spoil_config(run: Path) -> None:
-    (run / "config.yaml").write_text("train: [1, 2")
-
-
-def spoil_status(run: Path) -> None:
-    (run / "status.json").write_text('{"format": 1, "sta')
-
-
-def make_status_newer(run: Path) -> None:
-    edit(run / "status.json", format=99)
-
-
-def spoil_a_row(run: Path) -> None:
-    text = (run / "metrics.jsonl").read_text()
-    (run / "metrics.jsonl").write_text(text.replace('"steady_seconds": 2.0', '"steady_seconds": "long"'))
+def spoil_a_row(metrics_file: Path) -> None:
+    text = metrics_file.read_text()
+    metrics_file.write_text(text.replace('"steady_seconds": 2.0', '"steady_seconds": "long"'))
 
 
 @pytest.mark.parametrize(
-    ("damage", "file"),
+    ("file", "damage"),
     [
-        (remove_metrics, "metrics.jsonl"),
-        (remove_config, "config.yaml"),
-        (spoil_config, "config.yaml"),
-        (spoil_status, "status.json"),
-        (make_status_newer, "status.json"),
-        (spoil_a_row, "metrics.jsonl"),
+        ("metrics.jsonl", Path.unlink),
+        ("metrics.jsonl", spoil_a_row),
+        ("config.yaml", Path.unlink),
+        ("config.yaml", lambda file: file.write_text("train: [1, 2")),
+        ("status.json", lambda file: file.write_text('{"format": 1, "sta')),
+        ("status.json", lambda file: edit(file, format=99)),
     ],
 )
 def test_a_damaged_run_is_reported_and_the_rest_unharmed(
-    quickstart: ExperimentFolder, damage: Any, file: str
+    quickstart: ExperimentFolder, file: str, damage: Callable[[Path], object]
 ) -> None:
     whole = cells_of(quickstart.folder)
-    damage(quickstart.folder / "runs" / quickstart.cells[-1].id)
+    damage(quickstart.folder / "runs" / quickstart.cells[-1].id / file)
     *others, damaged = cells_of(quickstart.folder)
     assert others == whole[:-1]
     assert (damaged["schedule"], damaged["status"], damaged["n"]) == ("2bw", "damaged", 1)
@@ -133,7 +108,10 @@ def test_a_damaged_run_is_reported_and_the_rest_unharmed(
 @pytest.mark.slow
 def test_a_torn_line_costs_that_line_alone(quickstart: ExperimentFolder) -> None:
     whole = cells_of(quickstart.folder)
-    tear_a_line(quickstart.folder / "runs" / quickstart.cells[0].id)
+    file = quickstart.folder / "runs" / quickstart.cells[0].id / "metrics.jsonl"
+    # As a process that is killed while it writes.
+    first, torn, *rest = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([first, torn[:20] + "\n", torn, *rest]))
     assert cells_of(quickstart.folder) == whole
     printed = asyncpp("report", quickstart.folder)
     assert "1 truncated line(s)" in " ".join(printed.output.split())

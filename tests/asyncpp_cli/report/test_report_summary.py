@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.report_experiment import settings
+from support import report_experiment
 
 from asyncpp_cli.report.analysis.aggregate import aggregate
 from asyncpp_cli.report.analysis.conditions import CROWDED, conditions_lines
 from asyncpp_cli.report.analysis.statistics import paired
 from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.formats.charts import charts
-from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.load.slowest import Slowest, slowest
 
@@ -25,30 +24,11 @@ def words_of(*runs: RunResult) -> str:
 
 
 def run(
-    schedule: str,
-    optimizer: str = "muon",
-    error_feedback: float = 0.0,
-    *,
-    loss: float | None,
-    speed: float | None = 1000.0,
-    bubble: float | None = None,
-    seed: int = 0,
-    tokens_per_parameter: float = 40.0,
-    **further: Any,
+    *named: Any, bubble: float | None = None, tokens_per_parameter: float = 40.0, **further: Any
 ) -> RunResult:
-    return RunResult(
-        id=f"{schedule}-{optimizer}-{error_feedback}-{seed}",
-        axes={},
-        config=settings(schedule, optimizer, error_feedback, seed, **further),
-        state="completed",
-        measurement=Measurement(
-            steps_done=10,
-            val_loss=loss,
-            tokens_per_second=speed,
-            bubble=bubble,
-            start={"parameters": 1000, "tokens_per_step": 100 * tokens_per_parameter},
-        ),
-    )
+    start = {"parameters": 1000, "tokens_per_step": 100 * tokens_per_parameter}
+    measured = {"steps_done": 10, "bubble": bubble, "start": start}
+    return report_experiment.run(*named, measured=measured, **further)
 
 
 def test_costs_of_each_optimizer_and_what_error_feedback_recovers() -> None:

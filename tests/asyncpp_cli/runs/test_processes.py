@@ -115,10 +115,3 @@ def test_a_living_run_in_another_pid_namespace_is_not_declared_gone(tmp_path: Pa
     os.utime(attempt.file(RankStart, 0), (1.0, 1.0))
     assert current_status(run).state == State.FAILED
     assert Attempt(run, 1).read(Outcome) is not None
-
-
-def test_a_pid_that_is_used_again_is_another_process() -> None:
-    me = this_process()
-    assert not is_gone(me)
-    assert is_gone(type(me)(host=me.host, pid=me.pid, start=me.start + 1))
-    assert not is_gone(type(me)(host="elsewhere", pid=me.pid, start=me.start + 1))
