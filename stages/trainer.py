@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
+
+import torch
 
 from stages.comm.process import Process, choose_device
 from stages.comm.topology import connect, connect_in_process
-from stages.config.determinism import deterministic
 from stages.config.run_config import RunConfig
 from stages.config.segments import schedule_facts
 from stages.liveness.watchdog import ActivityTracker, Waiting, watching
@@ -103,3 +106,28 @@ def replay(
             **kept,
         )
         return loop.run()
+
+
+WORKSPACE = ":4096:8"
+"""cuBLAS workspace with which its matrix products are reproducible (cuBLAS, "Results reproducibility")."""
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """If `wanted`, make torch use deterministic kernels and refuse operators that have none. On a CPU this
+    changes nothing: runs are deterministic there anyway."""
+    if not wanted:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled()
+    settings: Any = torch.utils.deterministic
+    fills = settings.fill_uninitialized_memory
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
+    torch.use_deterministic_algorithms(True)
+    # It would fill all newly allocated memory; nothing here reads memory that it has not written.
+    settings.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        settings.fill_uninitialized_memory = fills

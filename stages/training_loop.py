@@ -26,8 +26,7 @@ from stages.data.shards import DataError, ShardWatch
 from stages.liveness.stop_signal import never
 from stages.liveness.watchdog import ActivityTracker
 from stages.memory.measure import MemoryMeter
-from stages.metrics.recorder import Recorder
-from stages.metrics.row_writer import RankReport, Rows
+from stages.metrics.row_writer import RankReport, Recorder, Rows
 from stages.metrics.rows import tensor_digest
 from stages.pipeline.build import build_ranks, dtypes, representative_programs, segment_lengths
 from stages.pipeline.drain_meetings import DrainMeetings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -14,10 +14,33 @@ from stages.config.run_config import RunConfig, tokens_per_step
 from stages.data.dataset import Corpus
 from stages.memory.measure import RankMemory, memory_fields
 from stages.metrics import rows
-from stages.metrics.recorder import Recorder
 from stages.pipeline.evaluation import ValidationLoss
 from stages.pipeline.timeline import Meeting, timeline
 from stages.update.rank_stats import RankTrace, StepResult
+
+
+class Recorder(Protocol):
+    """Receives a run's measurements. Only the rank of the last stage, which has the loss, calls it."""
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Append a row to the run's metrics; its `kind` is start, step, eval, segment, pause or
+        end."""
+
+    def timeline(self, timeline: Mapping[str, Any]) -> None:
+        """Replace the timeline: when the ranks performed the latest actions of a segment."""
+
+    def flush(self) -> None:
+        """Sync all rows to the disk; called before a checkpoint is completed."""
+
+    def written(self) -> FileEntry | None:
+        """Size and SHA-256 of all rows so far; None if they are kept nowhere."""
+
+    def has_rows(self, step: int) -> bool:
+        """Whether the rows that were written before the checkpoint of a step are still there."""
+
+    def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
+        """Report that the run makes progress, after `step` steps."""
+
 
 HEARTBEAT_SECONDS = 0.5
 

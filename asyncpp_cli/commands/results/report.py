@@ -10,8 +10,7 @@ import typer
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.commands.arguments import with_options
-from asyncpp_cli.report.formats.catalogue import FORMATS
-from asyncpp_cli.report.formats.options import ReportOptions
+from asyncpp_cli.report.formats.options import FORMATS, ReportOptions
 
 _NARROWEST, _WIDEST = 2.0, 14.0
 

@@ -10,12 +10,12 @@ from threading import Lock
 from typing import Any
 
 from asyncpp_cli.base.errors import DamagedError
+from asyncpp_cli.planner.costs.devices import peak_tflops
 from asyncpp_cli.report.load.checks import fault
 from asyncpp_cli.report.load.measure import Measurement, measure, without_losses
 from asyncpp_cli.report.load.metrics_rows import Metrics, read_metrics
 from asyncpp_cli.report.load.predict import predicted_bubble
 from asyncpp_cli.report.load.run import RunResult
-from asyncpp_cli.report.load.utilisation import utilisation
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.cost import cost_of_run
 from asyncpp_cli.runs.attempts.files import Claimed, Outcome
@@ -26,6 +26,8 @@ from asyncpp_cli.runs.settings import items
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.slurm.run_status import SlurmQueue
 from stages.config.records import read_record
+from stages.config.run_config import RunConfig
+from stages.shape.families import FAMILIES, describe
 
 _THREADS = 4
 """polars releases the interpreter lock while it parses."""
@@ -171,3 +173,38 @@ def load_selection(path: Path) -> Selection:
     experiment, cells = runs_at(path)
     runs, _ = load([replace(experiment, cells=cells)], keep_steps=False)
     return Selection(name=str(path), runs=runs)
+
+
+_TERA = 1e12
+
+
+def utilisation(
+    config: RunConfig,
+    *,
+    start: Mapping[str, Any] | None,
+    tokens_per_second: float | None,
+    ranks: int | None,
+) -> float | None:
+    """MFU in 0..1, with one device per rank; None where the throughput, the device's peak or the model's
+    arithmetic is unknown.
+
+    `site.peak_tflops` of the configuration goes before the table.
+
+    Args:
+        config: of the run.
+        start: its `start` row.
+        tokens_per_second: in steady state, of all ranks together.
+        ranks: of the run.
+    """
+    if start is None or tokens_per_second is None or not ranks:
+        return None
+    if config.model.factory is not None or config.model.family not in FAMILIES:
+        return None
+    device = start.get("device")
+    if not isinstance(device, str):
+        return None
+    peak = config.site.peak_tflops or peak_tflops(device, config.train.precision)
+    if not peak:
+        return None
+    flops = describe(config.model).training_flops(context=config.data.context)
+    return tokens_per_second * flops / (ranks * peak * _TERA)

@@ -15,10 +15,10 @@ from asyncpp_cli.planner.costs.devices import peak_tflops
 from asyncpp_cli.report.analysis.aggregate import aggregate, aggregate_best
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.summary import summary_lines
+from asyncpp_cli.report.load.experiments import utilisation
 from asyncpp_cli.report.load.measure import Evaluation, Measurement, measure
 from asyncpp_cli.report.load.metrics_rows import from_rows
 from asyncpp_cli.report.load.run import RunResult
-from asyncpp_cli.report.load.utilisation import utilisation
 from asyncpp_cli.report.tables.columns import NOT_REACHED, measured_columns, records
 from asyncpp_cli.runs.settings import assign
 from stages.config.run_config import RunConfig
