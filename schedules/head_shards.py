@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from schedules.actions import NO_MICROBATCH, Action, Op, Program
@@ -133,6 +133,36 @@ def _further_ahead(actions: Sequence[Action]) -> list[Action]:
     return order
 
 
+@dataclass(slots=True)
+class _Rank:
+    """What a rank has done, and has to do."""
+
+    number: int
+    actions: Sequence[Action]
+    """Its forwards, backwards and updates, in order."""
+    lookups: deque[Action]
+    """E to come, of all that stage 0 forwards."""
+    position: int = 0
+    """Of its next forward, backward or update."""
+    clock: int = 0
+    order: list[Action] = field(default_factory=list)
+    """All that it has done."""
+    heads: deque[tuple[int, int]] = field(default_factory=deque)
+    """S to come, in order: when each can start, and its micro-batch."""
+    weights: deque[int] = field(default_factory=deque)
+    """T to come, in order."""
+    sums_at: dict[int, int] = field(default_factory=dict)
+    """When they can start, by micro-batch."""
+    spreads: deque[tuple[int, int]] = field(default_factory=deque)
+    """G to come, as `heads`."""
+    gathered: dict[int, int] = field(default_factory=dict)
+    """T, and G, performed so far, by step."""
+    stamp: int = 0
+    """Of its entry in the heap: older ones do not count."""
+    next: Op = Op.FORWARD
+    """The op of its next action."""
+
+
 class _Order:
     """Runs a segment, or its first step, under fixed times, and lists what each rank does.
 
@@ -144,40 +174,28 @@ class _Order:
 
     def __init__(self, program: Program, actions: Sequence[Sequence[Action]], *, tied: bool = False) -> None:
         ranks, stages = program.num_ranks, program.num_stages
-        self.program, self.actions = program, actions
+        self.program = program
         self.microbatches, self.last = program.microbatches, program.loss_stage
         # In units of which a share of a rank's blocks, and of the head, takes a whole number.
         self.times = {op: time * ranks * ranks for op, time in _TIMES.items()}
         self.head, self.head_weight = 2 * _HEAD * stages, _HEAD * stages
         self.latency = _LATENCY * ranks * stages
-        self.position = [0] * ranks
-        self.clock = [0] * ranks
-        self.orders: list[list[Action]] = [[] for _ in range(ranks)]
         # When what an action needs arrives, by stage and micro-batch.
         self.activations_at: list[dict[int, int]] = [{} for _ in range(stages)]
         self.gradient_at: list[dict[int, int]] = [{} for _ in range(stages)]
         self.parts: dict[int, list[int]] = {}
-        # By rank: S and T to come, in order, and when they can start.
-        self.heads: list[deque[tuple[int, int]]] = [deque() for _ in range(ranks)]
-        self.weights: list[deque[int]] = [deque() for _ in range(ranks)]
-        self.sums_at: list[dict[int, int]] = [{} for _ in range(ranks)]
-        # By rank: G to come, in order, and when they can start; E to come, of all that stage 0 forwards.
-        self.spreads: list[deque[tuple[int, int]]] = [deque() for _ in range(ranks)]
         forwards = [action for action in actions[program.rank_of_stage[0]] if action[:2] == (0, Op.FORWARD)]
-        self.lookups: list[deque[Action]] = [deque(forwards if tied else ()) for _ in range(ranks)]
+        self.ranks = [
+            _Rank(number, own, lookups=deque(forwards if tied else ())) for number, own in enumerate(actions)
+        ]
         self.tied, self.all_lookups, self.forwarded = tied, len(forwards), 0
         self.embedded: dict[int, list[int]] = {}
-        self.gathered: list[dict[int, int]] = [{} for _ in range(ranks)]
-        """By rank and step: T, and G, performed so far."""
         self.read: dict[int, int] = {}
         """Version that the forward of the last stage has read, by micro-batch."""
         self.written = [program.initial_versions[-1]] * (stages + ranks)
         self.complete = self.written[0]
         """The newest version that all stages have written."""
         self.heap: list[tuple[int, int, int]] = []
-        self.stamps = [0] * ranks
-        self.next = [Op.FORWARD] * ranks
-        """The op of each rank's next action."""
 
     def run(self) -> list[list[Action]]:
         """By rank, its actions in order."""
@@ -189,26 +207,27 @@ class _Order:
         }
         self._look_at_all()
         while self.heap:
-            start, rank, stamp = heapq.heappop(self.heap)
-            if stamp == self.stamps[rank]:
-                perform.get(self.next[rank], self._perform_next)(rank, start)
+            start, number, stamp = heapq.heappop(self.heap)
+            rank = self.ranks[number]
+            if stamp == rank.stamp:
+                perform.get(rank.next, self._perform_next)(rank, start)
                 self._look_at(rank)
-        for rank, actions in enumerate(self.actions):
-            left = (self.heads[rank], self.weights[rank], self.spreads[rank], self.lookups[rank])
-            if self.position[rank] < len(actions) or any(left):
+        for rank in self.ranks:
+            actions, left = rank.actions, (rank.heads, rank.weights, rank.spreads, rank.lookups)
+            if rank.position < len(actions) or any(left):
                 raise ScheduleError(
                     f"{self.program.schedule}: shards of the head need one more micro-batch in flight, and "
-                    f"{actions[min(self.position[rank], len(actions) - 1)]} cannot be performed then"
+                    f"{actions[min(rank.position, len(actions) - 1)]} cannot be performed then"
                 )
-        return self.orders
+        return [rank.order for rank in self.ranks]
 
-    def _look_at(self, rank: int) -> None:
+    def _look_at(self, rank: _Rank) -> None:
         """Put the rank's next action into the heap, in place of what it was to do next: the first that can
         start; of several, the most urgent, of these E before G, S and T."""
-        self.stamps[rank] += 1
-        now, complete, tied = self.clock[rank], self.complete, self.tied
+        rank.stamp += 1
+        now, complete, tied = rank.clock, self.complete, self.tied
         start, urgency, updates_next = _NEVER, _LAST, False
-        position, actions = self.position[rank], self.actions[rank]
+        position, actions = rank.position, rank.actions
         if position < len(actions):
             stage, op, microbatch, version = actions[position]
             # When everything that it needs is there; None: that is not known yet.
@@ -222,14 +241,14 @@ class _Order:
             elif op is not Op.BACKWARD_WEIGHT:
                 at = self.gradient_at[stage].get(microbatch)
             if at is not None and version <= complete:
-                start, urgency, self.next[rank] = now if now > at else at, _NEXT, op
+                start, urgency, rank.next = now if now > at else at, _NEXT, op
         if tied:
-            if lookups := self.lookups[rank]:
+            if lookups := rank.lookups:
                 place = self.all_lookups - len(lookups)
                 may_look_up = place < self.forwarded + EMBEDDED_AHEAD and lookups[0].version <= complete
                 if may_look_up and now <= start:
-                    start, urgency, self.next[rank] = now, _FIRST, Op.EMBED
-            if spreads := self.spreads[rank]:
+                    start, urgency, rank.next = now, _FIRST, Op.EMBED
+            if spreads := rank.spreads:
                 at, microbatch = spreads[0]
                 at = now if now > at else at
                 completes = self._completes(rank, microbatch)
@@ -238,15 +257,15 @@ class _Order:
                 if microbatch // self.microbatches <= written and (
                     at < start or (at == start and urgent and urgency > _FIRST)
                 ):
-                    start, urgency, self.next[rank] = at, _FIRST if urgent else _LAST, Op.EMBED_WEIGHT
-        if heads := self.heads[rank]:
+                    start, urgency, rank.next = at, _FIRST if urgent else _LAST, Op.EMBED_WEIGHT
+        if heads := rank.heads:
             at, microbatch = heads[0]
             at = now if now > at else at
             if (at < start or (at == start and urgency > _FIRST)) and self.read[microbatch] <= complete:
-                start, urgency, self.next[rank] = at, _FIRST, Op.HEAD
-        if weights := self.weights[rank]:
+                start, urgency, rank.next = at, _FIRST, Op.HEAD
+        if weights := rank.weights:
             microbatch = weights[0]
-            at = self.sums_at[rank].get(microbatch)
+            at = rank.sums_at.get(microbatch)
             if at is not None:
                 at = now if now > at else at
                 completes = self._completes(rank, microbatch)
@@ -257,18 +276,18 @@ class _Order:
                 # What completes a tied gradient is late: the next look-ups wait for the update.
                 urgent = len(weights) > 1 or updates_next or (tied and completes)
                 if can_add and (at < start or (at == start and urgent and urgency > _FIRST)):
-                    start, self.next[rank] = at, Op.HEAD_WEIGHT
+                    start, rank.next = at, Op.HEAD_WEIGHT
         if start < _NEVER:
-            heapq.heappush(self.heap, (start, rank, self.stamps[rank]))
+            heapq.heappush(self.heap, (start, rank.number, rank.stamp))
 
     def _look_at_all(self) -> None:
-        for rank in range(self.program.num_ranks):
+        for rank in self.ranks:
             self._look_at(rank)
 
     def _look_at_holder(self, stage: int, op: Op, microbatch: int) -> None:
         """Look at the rank of `stage` again, if what it needed for this action is what it waited for."""
-        rank = self.program.rank_of_stage[stage]
-        position, actions = self.position[rank], self.actions[rank]
+        rank = self._holder(stage)
+        position, actions = rank.position, rank.actions
         if position < len(actions):
             next_stage, next_op, next_microbatch, _ = actions[position]
             if (
@@ -278,103 +297,105 @@ class _Order:
             ):
                 self._look_at(rank)
 
-    def _perform_head(self, rank: int, start: int) -> None:
-        _, microbatch = self.heads[rank].popleft()
+    def _perform_head(self, rank: _Rank, start: int) -> None:
+        _, microbatch = rank.heads.popleft()
         self._add(rank, Op.HEAD, microbatch)
-        self.weights[rank].append(microbatch)
-        self.clock[rank] = start + self.head
+        rank.weights.append(microbatch)
+        rank.clock = start + self.head
         last = self.last
         parts = self.parts.setdefault(microbatch, [])
-        parts.append(self._arrival(rank, self.program.rank_of_stage[last]))
-        if len(parts) == len(self.clock):
+        parts.append(self._arrival(rank, self._holder(last)))
+        if len(parts) == len(self.ranks):
             self.gradient_at[last][microbatch] = max(self.parts.pop(microbatch))
             self._look_at_holder(last, Op.BACKWARD, microbatch)
 
-    def _perform_head_weight(self, rank: int, start: int) -> None:
-        microbatch = self.weights[rank].popleft()
+    def _perform_head_weight(self, rank: _Rank, start: int) -> None:
+        microbatch = rank.weights.popleft()
         self._add(rank, Op.HEAD_WEIGHT, microbatch)
-        self.clock[rank] = start + self.head_weight
+        rank.clock = start + self.head_weight
         self._gather(rank, microbatch)
 
-    def _perform_embed(self, rank: int, start: int) -> None:
-        _, _, microbatch, version = self.lookups[rank].popleft()
-        self.orders[rank].append(Action(self.last + 1 + rank, Op.EMBED, microbatch, version))
-        self.clock[rank] = start
+    def _perform_embed(self, rank: _Rank, start: int) -> None:
+        _, _, microbatch, version = rank.lookups.popleft()
+        rank.order.append(Action(self.last + 1 + rank.number, Op.EMBED, microbatch, version))
+        rank.clock = start
         arrivals = self.embedded.setdefault(microbatch, [])
-        arrivals.append(self._arrival(rank, self.program.rank_of_stage[0]))
-        if len(arrivals) == len(self.clock):
+        arrivals.append(self._arrival(rank, self._holder(0)))
+        if len(arrivals) == len(self.ranks):
             self.activations_at[0][microbatch] = max(self.embedded.pop(microbatch))
             self._look_at_holder(0, Op.FORWARD, microbatch)
 
-    def _perform_embed_weight(self, rank: int, start: int) -> None:
-        self.clock[rank] = start
-        _, microbatch = self.spreads[rank].popleft()
+    def _perform_embed_weight(self, rank: _Rank, start: int) -> None:
+        rank.clock = start
+        _, microbatch = rank.spreads.popleft()
         self._add(rank, Op.EMBED_WEIGHT, microbatch)
         self._gather(rank, microbatch)
 
-    def _written_by(self, rank: int) -> int:
+    def _written_by(self, rank: _Rank) -> int:
         """Version that the shard has written last: the number of the step that its gradient is of."""
-        return self.written[self.last + 1 + rank]
+        return self.written[self.last + 1 + rank.number]
 
-    def _completes(self, rank: int, microbatch: int) -> bool:
+    def _completes(self, rank: _Rank, microbatch: int) -> bool:
         """Whether the next T or G of the rank's shard, that of `microbatch`, completes a step's gradient."""
-        gathered = self.gathered[rank].get(microbatch // self.microbatches, 0)
+        gathered = rank.gathered.get(microbatch // self.microbatches, 0)
         return gathered + 1 == self.microbatches * (1 + self.tied)
 
-    def _gather(self, rank: int, microbatch: int) -> None:
+    def _gather(self, rank: _Rank, microbatch: int) -> None:
         """Count a T or G; the update follows the last of a step."""
         step = microbatch // self.microbatches
         completes = self._completes(rank, microbatch)
-        self.gathered[rank][step] = self.gathered[rank].get(step, 0) + 1
+        rank.gathered[step] = rank.gathered.get(step, 0) + 1
         if completes:
-            stage = self.last + 1 + rank
-            self.orders[rank].append(Action(stage, Op.UPDATE, NO_MICROBATCH, step + 1))
+            stage = self.last + 1 + rank.number
+            rank.order.append(Action(stage, Op.UPDATE, NO_MICROBATCH, step + 1))
             self._write(stage, step + 1)
 
-    def _perform_next(self, rank: int, start: int) -> None:
-        action = self.actions[rank][self.position[rank]]
+    def _perform_next(self, rank: _Rank, start: int) -> None:
+        action = rank.actions[rank.position]
         stage, op, microbatch, version = action
-        self.position[rank] += 1
-        self.orders[rank].append(action)
+        rank.position += 1
+        rank.order.append(action)
         if op is Op.UPDATE:
             self._write(stage, version)
             return
-        self.clock[rank] = start + self.times[op]
-        rank_of_stage = self.program.rank_of_stage
+        rank.clock = start + self.times[op]
         if op is Op.FORWARD:
             if self.tied and not stage:
                 self.forwarded += 1
                 self._look_at_all()
             if stage < self.last:
-                arrival = self._arrival(rank, rank_of_stage[stage + 1])
+                arrival = self._arrival(rank, self._holder(stage + 1))
                 self.activations_at[stage + 1][microbatch] = arrival
                 self._look_at_holder(stage + 1, op, microbatch)
                 return
             self.read[microbatch] = version
-            for other, heads in enumerate(self.heads):
-                heads.append((self._arrival(rank, other), microbatch))
-                if len(heads) == 1:
+            for other in self.ranks:
+                other.heads.append((self._arrival(rank, other), microbatch))
+                if len(other.heads) == 1:
                     self._look_at(other)
         elif op is not Op.BACKWARD_WEIGHT:
             if stage:
-                self.gradient_at[stage - 1][microbatch] = self._arrival(rank, rank_of_stage[stage - 1])
+                self.gradient_at[stage - 1][microbatch] = self._arrival(rank, self._holder(stage - 1))
                 self._look_at_holder(stage - 1, op, microbatch)
             elif self.tied:
-                for other, spreads in enumerate(self.spreads):
-                    spreads.append((self._arrival(rank, other), microbatch))
-                    if len(spreads) <= 2:
+                for other in self.ranks:
+                    other.spreads.append((self._arrival(rank, other), microbatch))
+                    if len(other.spreads) <= 2:
                         self._look_at(other)
             if stage == self.last:
-                for other, sums_at in enumerate(self.sums_at):
-                    sums_at[microbatch] = self._arrival(rank, other)
-                    if self.weights[other] and self.weights[other][0] == microbatch:
+                for other in self.ranks:
+                    other.sums_at[microbatch] = self._arrival(rank, other)
+                    if other.weights and other.weights[0] == microbatch:
                         self._look_at(other)
 
-    def _add(self, rank: int, op: Op, microbatch: int) -> None:
-        self.orders[rank].append(Action(self.last + 1 + rank, op, microbatch, self.read[microbatch]))
+    def _add(self, rank: _Rank, op: Op, microbatch: int) -> None:
+        rank.order.append(Action(self.last + 1 + rank.number, op, microbatch, self.read[microbatch]))
 
-    def _arrival(self, sender: int, receiver: int) -> int:
-        return self.clock[sender] + (self.latency if sender != receiver else 0)
+    def _holder(self, stage: int) -> _Rank:
+        return self.ranks[self.program.rank_of_stage[stage]]
+
+    def _arrival(self, sender: _Rank, receiver: _Rank) -> int:
+        return sender.clock + (self.latency if sender is not receiver else 0)
 
     def _write(self, stage: int, version: int) -> None:
         self.written[stage] = version

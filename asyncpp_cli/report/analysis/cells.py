@@ -218,10 +218,8 @@ class CellResult:
 
     @cached_property
     def gap_pairs(self) -> Pairs | None:
-        """This cell's losses paired with those of its synchronous counterpart; None if one has no loss."""
-        if self.baseline is None or not self.losses or not self.baseline.losses:
-            return None
-        return pairs(self.losses, self.baseline.losses)
+        """As `compared`, of the headline's losses."""
+        return self.compared()
 
     @property
     def sets(self) -> list[str]:
@@ -232,18 +230,16 @@ class CellResult:
         """Mean and deviation over the seeds of an attribute of `SetLoss`."""
         return spread(getattr(run.measurement.sets.get(of_set), name, None) for run in self.completed)
 
-    def set_pairs(self, of_set: str) -> Pairs | None:
-        """`gap_pairs` of a validation set."""
-        return self._pairs(of_set=of_set)
+    def compared(self, *, of_set: str | None = None, averaged: bool = False) -> Pairs | None:
+        """This cell's losses paired with those of its synchronous counterpart; None if one has no loss.
 
-    def average_pairs(self) -> Pairs | None:
-        """`gap_pairs` of the averages of the weights."""
-        return self._pairs(averaged=True)
-
-    def _pairs(self, **asked: Any) -> Pairs | None:
+        Arguments are those of `losses_by_seed`.
+        """
         if self.baseline is None:
             return None
-        own, base = (losses_by_seed(cell.completed, **asked) for cell in (self, self.baseline))
+        own, base = (
+            losses_by_seed(cell.completed, of_set=of_set, averaged=averaged) for cell in (self, self.baseline)
+        )
         return pairs(own, base) if own and base else None
 
     @property

@@ -102,7 +102,7 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         ),
         _gap_column(cells),
         averaged("val_loss_ema", "EMA\nval loss", form="{:.3f}", show_std=True, drop_order=24),
-        _pairs_column("gap_ema", "EMA\ngap", CellResult.average_pairs, drop_order=25),
+        _pairs_column("gap_ema", "EMA\ngap", lambda cell: cell.compared(averaged=True), drop_order=25),
         *_set_columns(cells),
         Column(
             key="gap_welch",
@@ -256,7 +256,7 @@ def _columns_of_set(name: str, *, title: str) -> list[Column]:
 
         return averaged(f"{name}.{field}", title and heading and f"{title}\n{heading}", value, **options)
 
-    gap = _pairs_column(f"{name}.gap", title and f"{title}\ngap", lambda cell: cell.set_pairs(name))
+    gap = _pairs_column(f"{name}.gap", title and f"{title}\ngap", lambda cell: cell.compared(of_set=name))
     return [
         averaged_over_seeds("val_loss", "val loss", form="{:.3f}", show_std=True),
         averaged_over_seeds("val_loss_error", form="{:.3f}"),
