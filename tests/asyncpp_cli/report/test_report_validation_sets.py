@@ -10,11 +10,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from support.command_line import refusal, succeeded
+from support.command_line import succeeded
 from support.files import ROOT
 from support.launches import train_all
 from support.report_experiment import cells_of, report_of
-from support.texts import check_data_refused
 
 from asyncpp import Experiment
 from asyncpp_cli.report.formats.charts import charts
@@ -94,54 +93,6 @@ def test_a_report_has_each_set(folder: Path) -> None:
     assert steps.filter(pl.col("set") == "wiki").height == 2 * len(rows)
 
 
-@pytest.mark.slow
-def test_ids_name_what_the_sets_hold_and_not_where(folder: Path) -> None:
-    succeeded("sweep", "mine.yaml", "--out", "a")
-    shutil.copy("wiki.txt", "copy.txt")
-    succeeded("sweep", "mine.yaml", "data.validation.wiki=copy.txt", "--out", "b")
-    assert ids("a") == ids("b")
-    Path("copy.txt").write_text("other words " * 99)
-    succeeded("sweep", "mine.yaml", "data.validation.wiki=copy.txt", "--out", "c")
-    assert not set(ids("a")) & set(ids("c"))
-    succeeded("sweep", "mine.yaml", "data.validation.wiki=null", "data.validation.code=null", "--out", "d")
-    Path("plain.yaml").write_text(TEMPLATE.replace("  validation: {wiki: wiki.txt, code: code}\n", ""))
-    succeeded("sweep", "plain.yaml", "--out", "plain")
-    assert ids("d") == ids("plain")
-
-
-@pytest.mark.slow
-def test_a_moved_set_is_found_and_a_changed_one_refused(folder: Path) -> None:
-    succeeded("sweep", "mine.yaml", "matrix.seed=[0]", "--out", "e")
-    shutil.move("wiki.txt", "elsewhere.txt")
-    assert "data.validation.wiki: " in refusal("launch", "e", "--replay")
-    said = succeeded("data", "moved", "e", "elsewhere.txt")
-    assert "2 runs" in said.output + said.errors
-    train_all("e")
-    Path("code/a.py").write_text("other words " * 99)
-    said = refusal("sweep", "mine.yaml", "data.validation.wiki=elsewhere.txt", "--out", "e")
-    assert f"the data in {folder}/code has changed since the runs of e were made" in said
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("data.validation.data=wiki.txt", "data.validation.data: accepted as a name"),
-        ("data.validation.wiki=nowhere.txt", "data.validation.wiki: "),
-        ("data.validation.wiki=[3]", "data.validation.wiki takes one value"),
-        ("data.validation.=wiki.txt", "takes one set by name: data.validation.NAME"),
-        ("data.validation.wiki=texts", "is trained on (data.path)"),
-        ("data.validation.wiki=tiny.txt", "tiny.txt has 3 tokens, one sequence needs 17"),
-        ("data.validation.wiki=bpe", "was made with another tokenizer"),
-        ("data.validation_sha256.wiki=12ab", "data.validation.wiki holds other data"),
-        ("data.headline=books", "data.headline: 'books' is not known; accepted: data, wiki, code"),
-        ("train.eval_tokens=100", "train.eval_microbatches: is 2, and train.eval_tokens says"),
-        ("train.eval_tokens=0", "train.eval_tokens: is 0, must be at least 1"),
-    ],
-)
-def test_what_has_no_meaning_is_refused_in_one_line(folder: Path, change: str, said: str) -> None:
-    check_data_refused(folder, change, said)
-
-
 def test_rows_of_another_set_are_damaged(folder: Path) -> None:
     succeeded("sweep", "mine.yaml", "matrix.seed=[0]", "matrix.schedule=[1f1b]", "--out", "e")
     [run] = open_experiment(folder / "e").runs
@@ -155,3 +106,10 @@ def test_rows_of_another_set_are_damaged(folder: Path) -> None:
     [cell] = cells_of(folder / "e")
     assert cell["status"] == "damaged"
     assert "another validation set code" in cell["reason"]
+
+
+def test_runs_without_the_sets_that_a_template_names_are_those_of_one_without(folder: Path) -> None:
+    succeeded("sweep", "mine.yaml", "data.validation.wiki=null", "data.validation.code=null", "--out", "d")
+    Path("plain.yaml").write_text(TEMPLATE.replace("  validation: {wiki: wiki.txt, code: code}\n", ""))
+    succeeded("sweep", "plain.yaml", "--out", "plain")
+    assert ids("d") == ids("plain")
