@@ -291,30 +291,13 @@ def fitting_cut(
     Returns:
         None where there is no such cut.
     """
-    near = items // step
 
     def most(stage: int, odd: bool) -> int:
-        """The most items that fit, from those of the stage before: neighbours differ by few."""
-        nonlocal near
+        """The most items that fit."""
         if fits is None:
             return items
-        low, high, width = 0, items // step, 1
-        at = max(1, near)
-        if fits(stage, at * step, odd):
-            low = at
-            while low < high and fits(stage, (at := min(high, low + width)) * step, odd):
-                low, width = at, 2 * width
-            if low < high:
-                high = at - 1
-        else:
-            high = at - 1
-            while high and not fits(stage, (at := max(1, high + 1 - width)) * step, odd):
-                high, width = at - 1, 2 * width
-            if high:
-                low = at
-        low += bisect_left(range(low + 1, high + 1), True, key=lambda n: not fits(stage, n * step, odd))
-        near = low
-        return low * step
+        numbers = range(1, items // step + 1)
+        return step * bisect_left(numbers, True, key=lambda n: not fits(stage, n * step, odd))
 
     odds = (False, True)[: 2 // step]
     least = [0 if may_be_empty and stage == stages - 1 else step for stage in range(stages)]
