@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.schedule_cases import programs, run
 
@@ -187,20 +187,34 @@ def test_no_action_can_be_left_out_doubled_or_renamed(program, data):
     assert find_problems(broken)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(programs(max_stages=4, max_microbatches=4, max_steps=2), st.data())
-def test_it_finds_a_deadlock_exactly_where_a_run_gets_stuck(program, data):
+def with_moved(program: Program, rank: int, place: int, to: int) -> Program:
+    """`program` with one action of a rank at another place of its list."""
+    actions = list(program.actions[rank])
+    actions.insert(to, actions.pop(place))
+    return replace(program, actions=(*program.actions[:rank], tuple(actions), *program.actions[rank + 1 :]))
+
+
+@st.composite
+def with_an_action_moved(draw):
     # Shuffling a rank's forwards among themselves and its backwards among themselves would break the order of
     # the messages; moving one action keeps it, and may or may not get the ranks stuck.
-    rank = data.draw(st.integers(0, program.num_ranks - 1))
-    actions = list(program.actions[rank])
-    moved = actions.pop(data.draw(st.integers(0, len(actions) - 1)))
-    actions.insert(data.draw(st.integers(0, len(actions))), moved)
-    changed = replace(
-        program, actions=(*program.actions[:rank], tuple(actions), *program.actions[rank + 1 :])
+    program = draw(programs(max_stages=4, max_microbatches=4, max_steps=2))
+    rank = draw(st.integers(0, program.num_ranks - 1))
+    places = st.integers(0, len(program.actions[rank]) - 1)
+    return with_moved(program, rank, draw(places), draw(places))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(with_an_action_moved())
+# 3E1@1 between the updates of stages 3 and 1, which are one update of their rank.
+@example(
+    with_moved(
+        build("gpipe", stages=2, microbatches=1, steps=2, shard_head=True, tied=True), rank=1, place=5, to=8
     )
-    problems = find_problems(changed)
+)
+def test_it_finds_a_deadlock_exactly_where_a_run_gets_stuck(program):
+    problems = find_problems(program)
     if problems and not problems[0].startswith("deadlock"):
         return
-    ran = run(changed, capacity=None, chance=random.Random(0))
+    ran = run(program, capacity=None, chance=random.Random(0))
     assert ran.finished == (not problems)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
@@ -78,7 +79,9 @@ def run(program: Program, *, capacity: int | None, chance: random.Random) -> Ran
     """Run `program`: ranks chosen at random take their next step.
 
     Performing an action and sending its message are two steps; the second waits while `capacity` messages of
-    its kind between the same two ranks are unread.
+    its kind between the same two ranks are unread. Where all stages update together, a version is there once
+    every stage has performed its update to it; where each updates on its own, a forward waits until every
+    stage has ended the step whose end tells all ranks whether to go on.
     Receiving checks that the message is the expected one.
     """
     last = program.num_stages - 1
@@ -88,7 +91,18 @@ def run(program: Program, *, capacity: int | None, chance: random.Random) -> Ran
     channels: dict[tuple[int, int, str], deque[int]] = defaultdict(deque)
     place = [0] * program.num_ranks
     outbox: list[deque[tuple[tuple[int, int, str], int]]] = [deque() for _ in range(program.num_ranks)]
+    written = [program.initial_versions[-1]] * program.num_stages
+    # Stage 0 ends a step last: less than 2 p micro-batches after the last stage.
+    steps_behind = math.ceil((2 * program.num_ranks - 1) / program.microbatches)
     ran = Ran()
+
+    def needed_of_all(action: Action) -> int:
+        if program.updates_together:
+            return action.version - 1 if action.op is Op.UPDATE else action.version
+        if action.op is not Op.FORWARD:
+            return 0
+        known = action.microbatch // program.microbatches - steps_behind
+        return known * program.microbatches // program.update_interval
 
     def link_of(channel: tuple[int, int, str]) -> tuple[int, int, str]:
         source, destination, kind = channel
@@ -135,12 +149,14 @@ def run(program: Program, *, capacity: int | None, chance: random.Random) -> Ran
             given = [(stage, 0, "embedded")]
         elif action.op is Op.EMBED_WEIGHT:
             taken = [(0, stage, "of embedded")]
-        if not all(channels[channel] for channel in taken):
+        if needed_of_all(action) > min(written) or not all(channels[channel] for channel in taken):
             return False
         for channel in taken:
             assert channels[channel].popleft() == action.microbatch, f"{action} takes another's message"
         outbox[rank].extend((channel, action.microbatch) for channel in given)
         place[rank] += 1
+        if action.op is Op.UPDATE:
+            written[stage] = action.version
         ran.performed[stage].append(action)
         return True
 
