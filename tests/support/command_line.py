@@ -21,6 +21,13 @@ class Ended:
     errors: str
 
 
+class Terminal(io.StringIO):
+    """Standard input that a person types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def asyncpp(*arguments: str | Path) -> Ended:
     """Run `asyncpp` with these arguments."""
     output, errors = io.StringIO(), io.StringIO()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 from support.attempts import claimed, submitted
-from support.command_line import asyncpp, refusal, succeeded
+from support.command_line import Terminal, asyncpp, refusal, succeeded
 from support.files import contents
 from support.report_experiment import ExperimentFolder, settings
 
@@ -24,11 +23,6 @@ from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.slurm import client as slurm
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal, succeeded
+from support.command_line import Terminal, asyncpp, refusal, succeeded
 from support.files import contents
 from support.report_experiment import ExperimentFolder, settings
 
@@ -18,11 +17,6 @@ from asyncpp_cli.planner.cells import expected
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.sites.profile import find_site
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from support.attempts import claimed
 from support.command_line import asyncpp
 from support.report_experiment import ExperimentFolder, metrics, settings
 
 import asyncpp as api
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.cost import Cost, cost_of_run, cost_text, total
 from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.processes import this_process
@@ -26,11 +26,10 @@ HOUR = 3600.0
 
 def attempted(run: Run, *, hours: float, processes: int, gpus: int, threads: int, failed: bool) -> Attempt:
     """Add an attempt that has taken these hours."""
-    attempt = claim(run, processes=processes, replay=False, steps=4, gpus=gpus, threads=threads)
-    assert attempt is not None
-    claimed = attempt.description()
-    assert claimed.monotonic is not None
-    attempt.write(structs.replace(claimed, monotonic=claimed.monotonic - hours * HOUR))
+    attempt = claimed(run, processes=processes, replay=False, steps=4, gpus=gpus, threads=threads)
+    described = attempt.description()
+    assert described.monotonic is not None
+    attempt.write(structs.replace(described, monotonic=described.monotonic - hours * HOUR))
     for rank in range(processes):
         attempt.record_start(rank, this_process())
     for rank in range(processes):
@@ -65,13 +64,12 @@ def test_all_attempts_of_a_run_count(experiment: ExperimentFolder) -> None:
 
 def test_an_attempt_that_vanished_counts_to_its_last_heartbeat(experiment: ExperimentFolder) -> None:
     run = pending(experiment, 0)
-    attempt = claim(run, processes=1, replay=True, steps=4)
-    assert attempt is not None
+    attempt = claimed(run, processes=1, replay=True, steps=4)
     gone = subprocess.Popen(["true"])
     gone.wait()
-    claimed = attempt.description()
-    attempt.write(structs.replace(claimed, by=replace(claimed.by, pid=gone.pid, start=1)))
-    running = Status(state=State.RUNNING, attempt=1, steps=4, updated=claimed.claimed, seconds=3 * HOUR)
+    described = attempt.description()
+    attempt.write(structs.replace(described, by=replace(described.by, pid=gone.pid, start=1)))
+    running = Status(state=State.RUNNING, attempt=1, steps=4, updated=described.claimed, seconds=3 * HOUR)
     run.write_status(running)
     assert cost_of_run(run, running) == Cost(core_hours=3.0)
     [record] = json.loads(asyncpp("status", experiment.folder, "--json").output)
