@@ -7,7 +7,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -162,6 +162,8 @@ def plan(
     from asyncpp_cli.runs.experiment_folder import run_is_named
     from stages.data.documents import computed_share
 
+    if as_template is not None and (as_json or as_map):
+        raise UserError(f"--as-template: leave out {'--json' if as_json else '--map'}")
     for name in schedule or ():
         if name not in schedules.NAMES:
             raise UserError(f"--schedule {name}: unknown; accepted: {', '.join(schedules.NAMES)}")
@@ -223,13 +225,8 @@ def plan(
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
     say(f"Row {row} as settings: {shlex.join(f'{key}={text}' for key, text in texts.items())}")
     if as_template is not None:
-        lines = [f"base: {what}"]
-        if base.is_model:
-            steps = round(base.token_budget / tokens)
-            lines = [f"model: {what}", f"train.steps: {steps}  # 20 tokens per active parameter"]
-        lines += [f"{key}: {text}" for key, _, text in (change.partition("=") for change in changes or ())]
-        lines += [f"{key}: {json.dumps(value)}" for key, value in settings.items()]
-        write_output(as_template, "".join(f"{line}\n" for line in lines).encode())
+        text = _template(what, order.base, changes or [], settings, tokens=tokens)
+        write_output(as_template, text.encode())
         say(f"Wrote {as_template}: asyncpp sweep {quoted(as_template)} --list")
     if not order.times_known:
         say(
@@ -237,6 +234,32 @@ def plan(
             f"and --profile FILE takes those of this machine (asyncpp plan --measure). The order is that of "
             f"{order.costs.source}."
         )
+
+
+def _template(
+    what: str, base: Base, changes: Sequence[str], settings: Mapping[str, Any], *, tokens: int
+) -> str:
+    """A template that trains a layout, in YAML.
+
+    Args:
+        what: the planned model or template; a file is named by its full path, since the new template may be
+            in another folder.
+        base: what was planned.
+        changes: given as KEY=VALUE.
+        settings: of the layout; they replace changes of the same keys.
+        tokens: per step.
+    """
+    from asyncpp_cli.experiment.template import canonical
+
+    name = json.dumps(str(Path(what).resolve())) if Path(what).is_file() else what
+    lines = {"base": name}
+    if base.is_model:
+        steps = round(base.token_budget / tokens)
+        lines = {"model": name, "train.steps": f"{steps}  # 20 tokens per active parameter"}
+    given = (change.partition("=") for change in changes)
+    lines |= {canonical(key): text for key, _, text in given}
+    lines |= {canonical(key): json.dumps(value) for key, value in settings.items()}
+    return "".join(f"{key}: {text}\n" for key, text in lines.items())
 
 
 @dataclass(frozen=True, kw_only=True)

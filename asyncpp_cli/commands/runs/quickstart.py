@@ -77,8 +77,8 @@ def _say_what_the_first_showed(first: Sequence[Run]) -> None:
     before, after = (of_run[max(of_run)] for of_run in losses)
     faster = (rates[1] or 0.0) / (rates[0] or 1.0)
     say(
-        f"With Muon, 2bw trains on {faster:.2f} times as many tokens per second as 1f1b, and ends with a\n"
-        f"validation loss of {after:.3f}, {after - before:+.3f} from it. Next: error feedback, then AdamW."
+        f"With Muon, 2bw trains on {faster:.2f} times as many tokens per second as 1f1b.\n"
+        f"Its validation loss is {after:.3f}, that of 1f1b {before:.3f}. Next: error feedback, then AdamW."
     )
 
 

@@ -427,16 +427,15 @@ def test_a_stage_of_the_largest_model_has_as_many_parameters_as_is_planned(
 
 @pytest.mark.slow
 def test_a_template_is_planned_with_its_own_tokens(tmp_path: Path) -> None:
-    found = planned("quickstart", "--gpus", "2", "--memory", "1")
+    found = planned("quickstart", "--gpus", "2", "--memory", "2")
     tokens = {one["data_parallel"] * one["microbatches"] * one["microbatch_size"] * 128 for one in found}
     assert tokens == {2048}
     assert all(one["fits"] for one in found)
-    table = succeeded("plan", "quickstart", "--gpus", "2", "--memory", "1", "--rows", "3")
+    table = succeeded("plan", "quickstart", "--gpus", "2", "--memory", "2", "--rows", "3")
     assert "the best 3 layouts" in table.output
-    assert "MB per rank (limit 1.0 GB)" in table.output
+    assert "GB per rank (limit 2.0 GB)" in table.output
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_the_best_synchronous_layout_is_shown_and_any_row_becomes_a_template(tmp_path: Path) -> None:
     file = tmp_path / "chosen.yaml"
@@ -464,6 +463,21 @@ def test_the_best_synchronous_layout_is_shown_and_any_row_becomes_a_template(tmp
     assert tokens_per_step(config) == 2**19
     assert f"schedule.name={config.schedule.name}" in said.errors
     assert "--row 4: accepted: 1 to 3" in refusal(*words[:-3], "4")
+
+
+@pytest.mark.slow
+def test_a_template_of_a_file_with_changes_trains_the_layout_from_any_folder(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    base, file = tmp_path / "base" / "mine.yaml", tmp_path / "chosen.yaml"
+    base.write_text("base: quickstart\nmatrix: {}\noptimizer: adamw\n")
+    changes = ("train.microbatch_size=1", "schedule=2bw", "optimizer.lr=0.5")
+    succeeded("plan", base, *changes, "--gpus", "2", "--schedule", "1f1b", "--as-template", file)
+    [cell] = expand(load(str(file), []))
+    found = cell.config
+    assert (found.schedule.name, found.optimizer.lr, found.parallel.stages) == ("1f1b", 0.5, 2)
+    assert "--as-template: leave out --json" in refusal(
+        "plan", "nano", "--gpus", "2", "--json", "--as-template", file
+    )
 
 
 def test_schedules_can_be_chosen() -> None:
