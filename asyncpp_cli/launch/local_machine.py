@@ -317,22 +317,29 @@ class Launcher:
         """GPUs for a run, those with fewest runs first; fewer than it needs where others are taken."""
         runs: Counter[str] = Counter()
         gb: Counter[str] = Counter()
+        most: dict[str, int | None] = dict.fromkeys(self._machine.gpus, task.site.runs_per_gpu)
         for _, other, devices in self._own.values():
             runs.update(devices)
             gb.update(dict.fromkeys(devices, other.gpu_gb))
+            for device in devices:
+                most[device] = min(filter(None, (most[device], other.site.runs_per_gpu)), default=None)
         room = inf if self._machine.gpu_gb is None else self._machine.gpu_gb - task.gpu_gb
-        free = [
-            device
-            for device in self._machine.gpus
-            if not runs[device] or (self._max_parallel is not None and gb[device] <= room)
-        ]
+
+        def may_share(device: str) -> bool:
+            if (limit := most[device]) is not None:
+                return runs[device] < limit
+            return self._max_parallel is not None and gb[device] <= room
+
+        free = [device for device in self._machine.gpus if not runs[device] or may_share(device)]
         return tuple(sorted(free, key=lambda device: runs[device])[: task.resources.gpus])
 
     def _tell_of_waiting(self, task: Task) -> None:
         if self._told_of_waiting:
             return
         self._told_of_waiting = True
-        if self._max_parallel is None:
+        if (most := task.site.runs_per_gpu) is not None:
+            say(f"Runs wait for a free GPU: site.runs_per_gpu is {most}")
+        elif self._max_parallel is None:
             say("Runs wait for a free GPU: --max-parallel N trains N at a time, several on a GPU")
         else:
             gb = "memory that is not known" if task.gpu_gb == inf else f"{task.gpu_gb:.1f} GB"

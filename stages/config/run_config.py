@@ -322,6 +322,9 @@ class SiteConfig:
     memory_gb: float | None = key(None, above=0)
     """Memory available to a rank, in units of 10^9 bytes. `sweep` refuses cells that do not fit; null: no
     check."""
+    runs_per_gpu: int | None = key(None, low=1)
+    """Runs that share a GPU of this machine; null: one, and with `launch --max-parallel` as many as their
+    planned memory lets. For SLURM's jobs see [runs that share a GPU](slurm.md#runs-that-share-a-gpu)."""
     gpu: str | None = None
     """GPU of each rank (h100, a100, ...), for the step time that `sweep` estimates; null: no estimate."""
 

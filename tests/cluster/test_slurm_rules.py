@@ -54,6 +54,17 @@ def test_one_task_has_the_arrays_own_id_and_is_told_from_the_array_by_its_name(s
     assert sorted(states(sleepers)) == ["PENDING", "RUNNING", "RUNNING"]
 
 
+@pytest.mark.timeout(120)
+def test_jobs_that_ask_for_a_shard_share_a_gpu_and_see_it(slurm_conf: Path, tmp_path: Path) -> None:
+    told = "srun --ntasks=1 bash -c 'echo \"gpu $CUDA_VISIBLE_DEVICES\" >> told'; exec sleep 600"
+    words = ["--array=0-2", "--nodelist=n1", f"--chdir={tmp_path}", "--output=/dev/null", f"--wrap={told}"]
+    array = sbatch("--gres=shard:1", *words)
+    wait_for(lambda: said(tmp_path / "told") == 2, seconds=60, why=squeue)
+    assert (tmp_path / "told").read_text() == "gpu 0\n" * 2
+    # The node's GPU has two shards.
+    assert states(array) == ["RUNNING", "RUNNING", "PENDING"]
+
+
 @pytest.mark.timeout(180)
 def test_a_job_that_is_queued_again_keeps_its_name_and_only_then_may_be_kept_from_nodes(
     slurm_conf: Path, tmp_path: Path

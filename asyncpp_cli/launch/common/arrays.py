@@ -187,6 +187,11 @@ def shape_of(config: RunConfig, site: Site, *, replay: bool) -> JobShape:
             f"{site.file}: gpus_per_node: site.device is cuda, but this site has no GPUs; "
             "accepted: a number of GPUs here, or run: {device: cpu}"
         )
+    if with_gpus and (config.site.runs_per_gpu or 1) > 1 and "gres" not in site.flags:
+        raise UserError(
+            f"{site.file}: flags: site.runs_per_gpu is {config.site.runs_per_gpu}, but a job's GPUs are its "
+            'own; accepted: {gres: "shard:1"} where SLURM shares GPUs by shards, or run: {runs_per_gpu: 1}'
+        )
     limits = [tasks]
     if with_gpus:
         limits.append(site.gpus_per_node)

@@ -127,10 +127,13 @@ def test_what_a_run_takes_of_a_gpu_is_its_fullest_ranks_and_a_context_for_each_p
         (("--max-parallel", "3"), None, 3, ""),
         (("--max-parallel", "3"), 80_000, 3, ""),
         (("--max-parallel", "3"), 1, 1, "Fewer than 3 runs at a time: "),
+        ((2,), None, 2, "Runs wait for a free GPU: site.runs_per_gpu is 2"),
+        ((3,), 1, 3, ""),
+        ((1, "--max-parallel", "3"), 80_000, 1, "Runs wait for a free GPU: site.runs_per_gpu is 1"),
     ],
 )
 def test_runs_share_a_gpu_as_far_as_they_are_told_to_and_fit(
-    flags: tuple[str, ...],
+    flags: tuple[str | int, ...],
     mib: int | None,
     most: int,
     said: str,
@@ -144,10 +147,12 @@ def test_runs_share_a_gpu_as_far_as_they_are_told_to_and_fit(
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     matrix = "matrix={schedule: 1f1b, optimizer: adamw, seed: [0, 1, 2]}"
-    experiment = sweep(tmp_path / "e", matrix, "exclude=[]", "train.steps=2")
-    launched = asyncpp("launch", experiment.folder, "--replay", *flags)
+    most_of_gpu = [f"site.runs_per_gpu={word}" for word in flags if isinstance(word, int)]
+    experiment = sweep(tmp_path / "e", matrix, "exclude=[]", "train.steps=2", *most_of_gpu)
+    words = [word for word in flags if isinstance(word, str)]
+    launched = asyncpp("launch", experiment.folder, "--replay", *words)
     assert launched.code == 0, launched.errors
     assert most_at_once(experiment) == most
-    waiting = [line for line in launched.errors.splitlines() if "at a time" in line]
+    waiting = [line for line in launched.errors.splitlines() if "Runs wait" in line or "Fewer than" in line]
     assert len(waiting) == bool(said)
     assert said in launched.errors

@@ -170,10 +170,13 @@ def test_a_cell_for_which_a_site_has_no_room_is_refused(own_profiles: Path) -> N
         ("cpus_per_node: 2\ncpus_per_task: 4", config(stages=2), "cpus_per_node"),
         ("gpus_per_node: 2\nmax_nodes: 1", config(stages=4), "max_nodes"),
         ("partition: any", config(stages=2, device="cuda"), "gpus_per_node"),
+        ("gpus_per_node: 1", config(stages=1, runs_per_gpu=2), "flags"),
     ):
         file.write_text(f"{profile}\n")
         with pytest.raises(UserError, match=f"mine.yaml: {key}: "):
             shape_of(cell, read_site(file, name="mine"), replay=False)
+    file.write_text("gpus_per_node: 1\nflags: {gres: 'shard:1'}\n")
+    assert shape_of(config(stages=1, runs_per_gpu=2), read_site(file, name="mine"), replay=False).tasks == 1
 
 
 def test_how_many_tasks_a_node_has() -> None:
