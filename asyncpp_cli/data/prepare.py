@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -15,6 +14,7 @@ from typing import Any
 from asyncpp_cli.base.atomic_files import new_folder, write_text
 from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.progress import shown
 from asyncpp_cli.data.manifest import manifest
 from asyncpp_cli.data.parts import InputPart, part_size, parts
 from asyncpp_cli.data.sources import Source
@@ -23,8 +23,6 @@ from asyncpp_cli.data.worker import PartRecord, ShardSettings, start_worker, tok
 from stages.data.dataset import cache_folder
 from stages.data.integrity import ShardFacts, cache_facts
 from stages.data.prepared import MANIFEST, Prepared, read_prepared
-
-_SECONDS_BETWEEN_LINES = 15.0
 
 TOKENIZER = "tokenizer.json"
 
@@ -44,22 +42,6 @@ class PrepareOrder:
     validation_share: float
     out: Path
     workers: int
-
-
-class PrepareProgress:
-    """Says on standard error, every few seconds, how far a preparation is."""
-
-    def __init__(self, size: int) -> None:
-        self._size, self._read, self._tokens = size, 0, 0
-        self._last = time.monotonic()
-
-    def done(self, read: int, tokens: int) -> None:
-        """A part of `read` bytes of input was finished and produced `tokens` tokens."""
-        self._read += read
-        self._tokens += tokens
-        if time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES:
-            self._last = time.monotonic()
-            say(f"{self._read / max(1, self._size):.0%} of the input read, {self._tokens:,} tokens")
 
 
 def prepare_data(order: PrepareOrder) -> Prepared:
@@ -109,7 +91,6 @@ def _records(
     order: PrepareOrder, settings: ShardSettings, tokenizer: Tokenizer, folder: Path
 ) -> Iterator[PartRecord]:
     """The records of all parts, in order of completion."""
-    progress = PrepareProgress(sum(source.size for source in order.sources))
     inputs = parts(order.sources, size=part_size(order.sources), separator=order.separator, field=order.field)
     arguments = (tokenizer.text, settings, folder, tokenizer.name, order.end)
     finished = (
@@ -117,9 +98,10 @@ def _records(
         if order.workers == 1
         else _in_pool(inputs, arguments, workers=order.workers)
     )
-    for part, record in finished:
-        progress.done(part.read, sum(split.tokens for split in record.splits.values()))
-        yield record
+    with shown("tokenizing", total=sum(source.size for source in order.sources)) as advance:
+        for part, record in finished:
+            advance(part.read)
+            yield record
 
 
 def _in_this_process(

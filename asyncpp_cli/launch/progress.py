@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import Progress
 from rich.text import Text
 
 from asyncpp_cli.base.console import console, duration, say
 from asyncpp_cli.base.plain_text import printable
+from asyncpp_cli.base.progress import progress_bar
 from asyncpp_cli.launch import local_machine as launcher
 from asyncpp_cli.launch.common.options import NO_PAUSES, Pauses
 from asyncpp_cli.runs.run_folder import Run
@@ -30,7 +30,7 @@ def shown_progress(*, done_before: int = 0, pauses: Pauses = NO_PAUSES) -> Itera
         done_before: number of completed runs that are not among those shown.
         pauses: steps after which runs pause; progress is shown towards these.
     """
-    with _bar(console(errors=True)) if sys.stderr.isatty() else nullcontext() as bar:
+    with progress_bar(console(errors=True)) if sys.stderr.isatty() else nullcontext() as bar:
         yield _Display(bar, done_before=done_before, pauses=pauses)
 
 
@@ -116,17 +116,6 @@ def _figures(status: Status) -> str:
     loss = f", training loss {status.train_loss:.3f}" if status.train_loss is not None else ""
     rate = f", {status.tokens_per_second:,.0f} tokens/s" if status.tokens_per_second else ""
     return loss + rate
-
-
-def _bar(terminal: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        TextColumn("{task.percentage:.0f}%"),
-        console=terminal,
-        transient=True,
-        expand=True,
-    )
 
 
 class _Display:

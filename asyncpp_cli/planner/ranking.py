@@ -9,6 +9,7 @@ from math import inf
 
 import schedules
 from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.progress import shown
 from asyncpp_cli.planner.estimate import (
     CostModel,
     Estimate,
@@ -43,7 +44,8 @@ def ranked(
     """
     configs = layouts(base, gpus=gpus, tokens_per_step=tokens_per_step, names=names)
     estimates = best_first(configs, costs=costs, limit_gb=limit_gb)
-    first = next(estimates, None)
+    with shown("comparing layouts"):  # the others take a fraction of the first one's time
+        first = next(estimates, None)
     if first is None and base.model.tied:
         raise UserError(
             f"model.tied: no layout of {', '.join(names)} has embedding and head on one rank; accepted: "

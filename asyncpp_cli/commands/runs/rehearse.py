@@ -44,6 +44,7 @@ def rehearse(
     from asyncpp_cli.base.atomic_files import is_stream
     from asyncpp_cli.base.console import say
     from asyncpp_cli.base.errors import UserError
+    from asyncpp_cli.base.progress import shown
     from asyncpp_cli.experiment.run_data import config_to_train
     from asyncpp_cli.planner.cells import estimate_key, planned_machine
     from asyncpp_cli.planner.rehearsal import NOT_REHEARSED, write_csv
@@ -62,18 +63,21 @@ def rehearse(
         cells[key] = cells.get(key, 0) + 1
         configs.setdefault(key, (run.id, config))
     good, records = True, []
-    for key, (name, config) in configs.items():
+    for place, (key, (name, config)) in enumerate(configs.items(), 1):
         outside = [number for number in rank or () if number >= config.parallel.stages]
         if outside:
             raise UserError(f"--rank {outside[0]}: {name} has ranks 0 to {config.parallel.stages - 1}")
         further = f" and {cells[key] - 1} like it" if cells[key] > 1 else ""
         compared = []
-        for each in rehearsed(config, device=config.site.device, ranks=rank):
-            say(f"{name}: rank {each.found.rank}, {each.found.seconds:.0f} s")
-            compared.append(each)
-            records.append(each.record(config))
-            if csv is not None and not is_stream(csv):  # after each: a long rehearsal may be ended
-                write_csv(csv, records)
+        title = f"{name} ({place} of {len(configs)} cells)"
+        with shown(title, total=len(rank or range(config.parallel.stages))) as advance:
+            for each in rehearsed(config, device=config.site.device, ranks=rank):
+                say(f"{name}: rank {each.found.rank}, {each.found.seconds:.0f} s")
+                advance(1)
+                compared.append(each)
+                records.append(each.record(config))
+                if csv is not None and not is_stream(csv):  # after each: a long rehearsal may be ended
+                    write_csv(csv, records)
         good &= _show(f"{name}{further}", compared)
     if csv is not None and is_stream(csv):
         write_csv(csv, records)

@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Any
 
 from asyncpp_cli.base.errors import DamagedError
+from asyncpp_cli.base.progress import shown
 from asyncpp_cli.planner.costs.devices import peak_tflops
 from asyncpp_cli.report.load.checks import fault
 from asyncpp_cli.report.load.measure import Measurement, measure, without_losses
@@ -49,8 +50,11 @@ def load(experiments: Iterable[Experiment], *, keep_steps: bool) -> tuple[list[R
         for experiment, queue in ((experiment, SlurmQueue(experiment)) for experiment in experiments)
         for cell in experiment.cells
     ]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        loaded = list(pool.map(lambda each: _load(*each, configs=configs, keep_steps=keep_steps), listed))
+    loaded = []
+    with ThreadPoolExecutor(_THREADS) as pool, shown("reading runs", total=len(listed)) as advance:
+        for run in pool.map(lambda each: _load(*each, configs=configs, keep_steps=keep_steps), listed):
+            loaded.append(run)
+            advance(1)
     return _once_each(loaded)
 
 

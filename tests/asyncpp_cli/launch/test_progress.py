@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from asyncpp_cli.launch.progress import _bar, _Display, _Total
+from asyncpp_cli.base.progress import progress_bar
+from asyncpp_cli.launch.progress import _Display, _Total
 from asyncpp_cli.runs.log_lines import StepLines
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
@@ -34,7 +35,7 @@ def test_how_many_of_all_runs_are_done_and_how_long_the_others_take() -> None:
 def test_a_terminal_has_a_bar_of_all_runs_and_a_line_for_each_that_ends() -> None:
     out = io.StringIO()
     shown = Console(file=out, force_terminal=True, width=80, color_system=None)
-    with _bar(shown) as bar:
+    with progress_bar(shown) as bar:
         display = _Display(bar, done_before=11)
         run, other = Run(Path("a")), Run(Path("b"))
         half = Status(state=State.RUNNING, attempt=1, step=50, steps=200)
