@@ -24,7 +24,7 @@ from stages.shape.families import describe
 from stages.shape.head_chunks import chunk_rows, has_terms
 from stages.shape.optimizer_sharding import assign_owners
 from stages.shape.partition import StageCut, cut_of, first_alike, owned_members, stage_parameters
-from stages.shape.spec import Parameter, head_dim
+from stages.shape.spec import Parameter, PartSpec, head_dim
 
 INT32_BYTES = 4
 BIAS_BYTES = 4
@@ -216,7 +216,7 @@ def recomputed_bytes(config: RunConfig, cut: StageCut) -> int:
         return 0
     pieces = {id(piece): piece for piece in map(spec.piece, cut.pieces)}.values()
     if config.train.recompute == "full":
-        return _tokens(config) * max((size.of(piece.kept) for piece in pieces), default=0)
+        return max((_tokens(config) * size.of(piece.kept) + _ends(piece) for piece in pieces), default=0)
     return _tokens(config) * max((size.of(part) for piece in pieces for part in piece.cheap), default=0)
 
 
@@ -234,7 +234,8 @@ def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
     else:
         kept += sum(size.of(block.kept) for block in blocks)
     deferred = sum(size.of(block.deferred) for block in blocks)
-    once = deferred_once = 0
+    deferred_once = sum(map(_ends, blocks))
+    once = 0 if config.train.recompute == "full" else deferred_once
     if cut.has_norm:
         kept += size.of(spec.norm.kept)
     if cut.head_rows is not None:
@@ -245,14 +246,20 @@ def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
         # The gradient of the head's input is as large as the input, that of the matrix is there once.
         logits = config.model.vocab_size * size.wide
         kept += size.of(spec.head.kept) - logits
-        once = deferred_once = config.model.width * logits
+        once += config.model.width * logits
+        deferred_once += config.model.width * logits
     elif cut.has_head:
         kept += size.of(spec.head.kept) + INDEX_BYTES
         deferred += size.of(spec.head.deferred)
-        once = size.wide  # what the loss is divided by
+        once += size.wide  # what the loss is divided by
     if config.data.document_mask:
         once += _document_bytes(config, cut)
     return _tokens(config) * kept + once, _tokens(config) * deferred + deferred_once
+
+
+def _ends(piece: PartSpec) -> int:
+    """Bytes of where each expert's rows end, of a micro-batch: int32, of as many as have a bias."""
+    return 4 * sum(bias.size for bias in piece.biases)
 
 
 def _document_bytes(config: RunConfig, cut: StageCut) -> int:

@@ -19,7 +19,7 @@ from stages.model.gradients.split_backward import DeferredGradients, deferred_no
 from stages.model.gradients.weight_gradient import is_added_in_backward
 from stages.model.grouped import add_stack_gradient, computed_again, group, stack_gradient, times_stack
 from stages.model.layers import MLP, Attention, RMSNorm
-from stages.model.routing import load_of, route
+from stages.model.routing import route
 from stages.shape.moe_settings import Mixture, mixture_of
 
 
@@ -85,12 +85,13 @@ class Experts(nn.Module):
             normalised=mixture.normalised,
             scale=mixture.scale,
         )
+        groups = group(chosen, mixture.experts)
         out = cast(
             Tensor,
             _Mixed.apply(  # type: ignore[no-untyped-call]
                 tokens,
                 weights,
-                chosen,
+                *groups[:3],
                 self.gate,
                 self.up,
                 self.down,
@@ -98,13 +99,14 @@ class Experts(nn.Module):
                 is_added_in_backward(self.gate),
             ),
         )
-        return out.view_as(x), load_of(chosen, mixture.experts)
+        return out.view_as(x), groups.load
 
 
 class _Mixed(torch.autograd.Function):
-    """sum over k of weights[k] down(silu(gate x) * up x), with the matrices of expert chosen[k].
+    """sum over k of weights[k] down(silu(gate x) * up x), with the matrices of the token's k-th expert.
 
-    Backward keeps the products with gate and up; it gathers the rows and computes the hidden values again.
+    Backward keeps the products with gate and up, and the order of the rows; it gathers the rows and computes
+    the hidden values again.
     """
 
     @staticmethod
@@ -112,65 +114,69 @@ class _Mixed(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         weights: Tensor,
-        chosen: Tensor,
+        order: Tensor,
+        places: Tensor,
+        ends: Tensor,
         gate: Tensor,
         up: Tensor,
         down: Tensor,
         deferred: DeferredGradients | None,
         wide: bool,
     ) -> Tensor:
-        order, tokens, places, ends = group(chosen, len(gate))
-        rows = x[tokens]
+        rows = x[order // weights.shape[-1]]
         gated, upped = times_stack(rows, gate.mT, ends), times_stack(rows, up.mT, ends)
         hidden = F.silu(gated) * upped * _by_row(weights, order, x.dtype)
-        ctx.save_for_backward(x, weights, chosen, gated, upped, gate, up, down)
+        ctx.save_for_backward(x, weights, order, places, ends, gated, upped, gate, up, down)
         ctx.deferred = deferred
         ctx.wide = wide
         if deferred is not None or wide:
             # Recomputation returns other tensors for saved ones; their grads would be lost.
             ctx.stacks = (gate, up, down)
-        return _summed(times_stack(hidden, down.mT, ends), places, chosen)
+        return _summed(times_stack(hidden, down.mT, ends), places, weights)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weights, chosen, gated, upped, gate, up, down = ctx.saved_tensors
+        x, weights, order, places, ends, gated, upped, gate, up, down = ctx.saved_tensors
         x, weights = (computed_again(kept, gradient) for kept in (x, weights))
-        order, tokens, places, ends = group(chosen, len(gate))
+        tokens = order // weights.shape[-1]
         of_output = gradient[tokens]
         of_scaled = times_stack(of_output, down, ends)
         by_row, activated = _by_row(weights, order, x.dtype), F.silu(gated)
-        of_weights = (_wide(of_scaled) * _wide(activated * upped)).sum(dim=-1)[places].view_as(weights)
+        unweighted = activated * upped
+        of_weights = (_wide(of_scaled) * _wide(unweighted)).sum(dim=-1)[places].view_as(weights)
         of_hidden = of_scaled * by_row
         of_gated = torch.ops.aten.silu_backward(of_hidden * upped, gated)
         of_upped = of_hidden * activated
         of_rows = times_stack(of_gated, gate, ends) + times_stack(of_upped, up, ends)
-        of_x = _summed(of_rows, places, chosen)
-        hidden = activated * upped * by_row
+        of_x = _summed(of_rows, places, weights)
+        hidden = unweighted * by_row
+        nothing = (None,) * 8
         if ctx.deferred is not None:
-            for stack, given in zip(ctx.stacks[:2], (of_gated, of_upped), strict=True):
-                ctx.deferred.leave(stack, _add_input_stack, given, x, chosen)
-            ctx.deferred.leave(ctx.stacks[2], _add_output_stack, gradient, hidden, chosen)
-            return of_x, of_weights, None, None, None, None, None, None
+            ctx.deferred.leave(ctx.stacks[:2], _add_input_stacks, of_gated, of_upped, x, tokens, ends)
+            ctx.deferred.leave(ctx.stacks[2:], _add_output_stack, gradient, hidden, tokens, ends)
+            return of_x, of_weights, *nothing
         rows = x[tokens]
         factors = ((of_gated, rows), (of_upped, rows), (of_output, hidden))
         if ctx.wide:
             for stack, (given, of_stack) in zip(ctx.stacks, factors, strict=True):
                 add_stack_gradient(stack.grad, given, of_stack, ends)
-            return of_x, of_weights, None, None, None, None, None, None
+            return of_x, of_weights, *nothing
         of_stacks = [stack_gradient(given, of_stack, ends) for given, of_stack in factors]
-        return of_x, of_weights, None, *of_stacks, None, None
+        return of_x, of_weights, None, None, None, *of_stacks, None, None
 
 
-def _add_input_stack(total: Tensor, gradient: Tensor, x: Tensor, chosen: Tensor) -> None:
-    """Of `gate` or `up`, from the gradient of its products, by row, and the tokens."""
-    groups = group(chosen, len(total))
-    add_stack_gradient(total, gradient, x[groups.tokens], groups.ends)
+def _add_input_stacks(
+    gate: Tensor, up: Tensor, of_gated: Tensor, of_upped: Tensor, x: Tensor, tokens: Tensor, ends: Tensor
+) -> None:
+    """From the gradients of the products, by row, and the input, by token, which is gathered once."""
+    rows = x[tokens]
+    add_stack_gradient(gate, of_gated, rows, ends)
+    add_stack_gradient(up, of_upped, rows, ends)
 
 
-def _add_output_stack(total: Tensor, gradient: Tensor, hidden: Tensor, chosen: Tensor) -> None:
-    """Of `down`, from the gradient of the output, by token, and the weighted hidden values, by row."""
-    groups = group(chosen, len(total))
-    add_stack_gradient(total, gradient[groups.tokens], hidden, groups.ends)
+def _add_output_stack(down: Tensor, gradient: Tensor, hidden: Tensor, tokens: Tensor, ends: Tensor) -> None:
+    """From the gradient of the output, by token, and the weighted hidden values, by row."""
+    add_stack_gradient(down, gradient[tokens], hidden, ends)
 
 
 def _by_row(weights: Tensor, order: Tensor, dtype: torch.dtype) -> Tensor:
@@ -178,9 +184,9 @@ def _by_row(weights: Tensor, order: Tensor, dtype: torch.dtype) -> Tensor:
     return weights.flatten()[order].to(dtype)[:, None]
 
 
-def _summed(rows: Tensor, places: Tensor, chosen: Tensor) -> Tensor:
+def _summed(rows: Tensor, places: Tensor, weights: Tensor) -> Tensor:
     """Add up the rows of each token, `(tokens, columns)`: in the order of its experts, not of the rows."""
-    return rows[places].view(*chosen.shape, -1).sum(dim=1)
+    return rows[places].view(*weights.shape, -1).sum(dim=1)
 
 
 class ExpertBlock(nn.Module):

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stages.model.gradients.weight_gradient import add_product
-from stages.model.routing import load_of
 
 ALIGNMENT = 16
 """Rows that grouped_mm takes are multiples of this, bytes."""
@@ -25,27 +24,43 @@ class Groups(NamedTuple):
     """The rows of a micro-batch in order of their experts: a row is a token at one of its experts."""
 
     order: Tensor
-    """Of each row, its position in `chosen`, flattened: int64 `(tokens * k,)`."""
-    tokens: Tensor
-    """Of each row, its token, likewise."""
+    """Of each row, its position in `chosen`, flattened: int64 `(tokens * k,)`. Its token is that `// k`."""
     places: Tensor
     """Of each position in `chosen`, its row, likewise."""
     ends: Tensor
     """Number of rows up to and with each expert's, int32 `(E,)`."""
+    load: Tensor
+    """Number of rows of each expert, int64 `(E,)`."""
 
 
 def group(chosen: Tensor, experts: int) -> Groups:
     """Order rows by expert, and within an expert by token.
 
+    An operator of its own, whose result is kept for the backward, compiled or not: it sorts.
+
     Args:
         chosen: experts of each token, int64 `(tokens, k)`.
         experts: number of experts.
     """
-    order = chosen.flatten().argsort(stable=True)
+    return Groups(*order_rows(chosen, experts))
+
+
+@torch.library.custom_op("asyncpp::order_rows", mutates_args=())
+def order_rows(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `group`."""
+    flat = chosen.flatten()
+    # A radix sort goes over the bytes of its keys one after the other.
+    order = flat.to(torch.int16 if experts <= 2**15 else flat.dtype).argsort(stable=True)
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)
-    ends = load_of(chosen, experts).cumsum(0).to(torch.int32)
-    return Groups(order, order // chosen.shape[-1], places, ends)
+    load = flat.new_zeros(experts).scatter_add_(0, flat, torch.ones_like(flat))
+    return order, places, load.cumsum(0).to(torch.int32), load
+
+
+@order_rows.register_fake
+def _(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, of_experts = chosen.new_empty(chosen.numel()), chosen.new_empty(experts)
+    return rows, torch.empty_like(rows), of_experts.to(torch.int32), of_experts
 
 
 def is_grouped(dtype: torch.dtype, *widths: int) -> bool:

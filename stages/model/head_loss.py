@@ -133,7 +133,7 @@ class _ChunkedLoss(torch.autograd.Function):
         scaled = (_wide(of_given) * scale).to(of_given.dtype)
         if ctx.deferred is None:
             return scaled, of_weight.mul_(scale), None, None, None, None, None, None
-        ctx.deferred.leave(ctx.parameter, partial(_add_scaled, scale=scale), of_weight)
+        ctx.deferred.leave([ctx.parameter], partial(_add_scaled, scale=scale), of_weight)
         return scaled, None, None, None, None, None, None, None
 
 

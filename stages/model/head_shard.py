@@ -97,7 +97,7 @@ class HeadShard(nn.Module):
             gradient: of the sum over the shards, `(batch, context, width)`.
         """
         local, inside = self._local(tokens.flatten())
-        gradients.leave(self.weight, add_rows, gradient.flatten(0, -2) * inside[:, None], local)
+        gradients.leave([self.weight], add_rows, gradient.flatten(0, -2) * inside[:, None], local)
 
     @torch.no_grad()
     def run(

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 _SMALLEST_SUM = 1e-20
@@ -58,11 +57,3 @@ def route(
     if normalised:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + _SMALLEST_SUM)
     return weights * scale, chosen
-
-
-def load_of(chosen: Tensor, experts: int) -> Tensor:
-    """Number of tokens by expert, int64 `(experts,)`."""
-    flat = chosen.flatten()
-    return torch.zeros(experts, dtype=torch.int64, device=chosen.device).scatter_add_(
-        0, flat, torch.ones_like(flat)
-    )

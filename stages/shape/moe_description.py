@@ -25,8 +25,10 @@ def experts(config: ModelConfig) -> PartSpec:
         for name, rows, columns in (("gate", hidden, width), ("up", hidden, width), ("down", width, hidden))
     )
     bias = Parameter("experts.bias", (mixture.experts,), Role.VECTOR, "mlp.gate.e_score_correction_bias")
-    # Scores of all experts; weights of the chosen, if normalised before and after, and their sum.
-    scores = Values(wide=mixture.experts + (2 * active + 1 if mixture.normalised else active), indices=active)
+    # Scores of all experts; weights of the chosen, if normalised before and after, and their sum; the chosen,
+    # and the order of the rows both ways.
+    weights = 2 * active + 1 if mixture.normalised else active
+    scores = Values(wide=mixture.experts + weights, indices=3 * active)
     routed = PartSpec(
         parameters=(router, *stacks),
         biases=(bias,),

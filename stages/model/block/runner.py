@@ -33,7 +33,7 @@ from stages.model.experts import ExpertBlock
 from stages.model.gradients.selective import run_selectively
 from stages.model.gradients.split_backward import deferred_now, deferring
 from stages.model.gradients.weight_gradient import is_added_in_backward
-from stages.model.grouped import times_stack
+from stages.model.grouped import order_rows, times_stack
 from stages.model.layers import Block
 
 
@@ -141,6 +141,8 @@ _aten = torch.ops.aten
 _DEAR = [
     _aten.mm.default,
     _aten.addmm.default,
+    _aten.topk.default,
+    order_rows._opoverload,
     times_stack._opoverload,
     document_attention._opoverload,
     _aten._scaled_dot_product_cudnn_attention.default,

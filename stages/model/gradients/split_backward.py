@@ -7,7 +7,7 @@ half. Gradients of norms and of the embedding, which are cheap, are computed in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -18,18 +18,18 @@ from torch import Tensor, nn
 from stages.model.gradients.weight_gradient import WholeGradients, add_product, is_added_in_backward
 
 AddGradient = Callable[..., None]
-"""Adds the gradient of a weight to its first argument, the weight's `grad`, from tensors that were kept."""
+"""Adds the gradients of weights to its first arguments, their `grad`, from tensors that were kept."""
 
 
 class DeferredGradients:
     """The weight gradients that one micro-batch's first half defers."""
 
     def __init__(self) -> None:
-        self._left: list[tuple[Tensor, AddGradient, tuple[Tensor, ...]]] = []
+        self._left: list[tuple[Sequence[Tensor], AddGradient, tuple[Tensor, ...]]] = []
 
-    def leave(self, weight: Tensor, add: AddGradient, *kept: Tensor) -> None:
-        """Keep tensors that the gradient of `weight` follows from: `add(weight.grad, *kept)` adds it."""
-        self._left.append((weight, add, kept))
+    def leave(self, weights: Sequence[Tensor], add: AddGradient, *kept: Tensor) -> None:
+        """Keep tensors that gradients follow from: `add(*(weight.grad for weight in weights), *kept)`."""
+        self._left.append((weights, add, kept))
 
     def kept(self) -> list[Tensor]:
         """The tensors that are held until the second half."""
@@ -42,14 +42,14 @@ class DeferredGradients:
         Args:
             whole: notified of each complete gradient, if this is the last half before the stage's update.
         """
-        last_use = {id(weight): use for use, (weight, _, _) in enumerate(self._left)}
+        last_use = {id(weight): use for use, (weights, _, _) in enumerate(self._left) for weight in weights}
         if whole is not None:
-            whole.leave([weight for weight, _, _ in self._left])
-        for use, (weight, add, kept) in enumerate(self._left):
-            assert weight.grad is not None
-            add(weight.grad, *kept)
-            if whole is not None and use == last_use[id(weight)]:
-                whole.note(weight)
+            whole.leave([weight for weights, _, _ in self._left for weight in weights])
+        for use, (weights, add, kept) in enumerate(self._left):
+            add(*(weight.grad for weight in weights), *kept)
+            for weight in weights:
+                if whole is not None and use == last_use[id(weight)]:
+                    whole.note(weight)
         self._left.clear()
 
 
@@ -120,7 +120,7 @@ def add_matrix(
         gradient: of the layer's output.
     """
     if deferred is not None:
-        deferred.leave(weight, _add_linear, gradient, given)
+        deferred.leave([weight], _add_linear, gradient, given)
         return
     assert weight.grad is not None
     _add_linear(weight.grad, gradient, given)
