@@ -173,7 +173,7 @@ def follow(
     polls_without_job: Counter[str] = Counter()
     warned = False
     said: set[str] = set()
-    with shown_progress(pauses=options.pauses) as progress:
+    with shown_progress(pauses=options.pauses, quiet=options.quiet) as progress:
         while True:
             queue = SlurmQueue(experiment)
             run_statuses = [queue.run_status(run, with_accounting=False) for run in experiment.runs]

@@ -104,7 +104,7 @@ def _shrink_experts(model: ModelConfig) -> None:
     model.dense_layers = min(model.dense_layers, 1, model.layers - 1)
 
 
-def dry_run(experiment: Experiment, *, replay: bool) -> bool:
+def dry_run(experiment: Experiment, *, replay: bool, quiet: bool = False) -> bool:
     """Dry-run an experiment; returns whether all twins trained. Prints tables of jobs and of twins.
 
     Raises:
@@ -122,8 +122,8 @@ def dry_run(experiment: Experiment, *, replay: bool) -> bool:
         count = len(in_one_process)
         say(f"Twins of more than {MOST_PROCESSES} ranks are trained in one process (replay): {count}.")
     with tempfile.TemporaryDirectory(prefix="asyncpp-dry-run-") as folder:
-        outcomes = _train(distributed, Path(folder), replay=False)
-        outcomes |= _train(in_one_process, Path(folder), replay=True)
+        outcomes = _train(distributed, Path(folder), replay=False, quiet=quiet)
+        outcomes |= _train(in_one_process, Path(folder), replay=True, quiet=quiet)
     _show_outcomes(experiment, cells, outcomes)
     return not any(outcomes.values())
 
@@ -163,7 +163,7 @@ def _checked_cell(run: Run, seen: dict[str, Any]) -> _DryRunCell:
     return _DryRunCell(run=run, ranks=ranks_of(config), threads=config.site.threads, twin=twin_of(config))
 
 
-def _train(cells: list[_DryRunCell], folder: Path, *, replay: bool) -> dict[str, str]:
+def _train(cells: list[_DryRunCell], folder: Path, *, replay: bool, quiet: bool) -> dict[str, str]:
     """Train twins in a folder; returns for each twin's id why it failed, empty if it did not."""
     machine = replace(this_machine(), gpus=())
     tasks = []
@@ -173,7 +173,7 @@ def _train(cells: list[_DryRunCell], folder: Path, *, replay: bool) -> dict[str,
         run.config_file.write_text(config_text(cell.twin), encoding="utf-8")
         resources = resources_of(cell.twin, replay=replay, machine=machine)
         tasks.append(Task(run, resources, STEPS, cell.twin.site))
-    with shown_progress() as progress:
+    with shown_progress(quiet=quiet) as progress:
         statuses = Launcher(tasks, machine=machine, max_parallel=None, replay=replay, progress=progress).run()
     return {
         task.run.id: "" if status.state == State.COMPLETED else status.reason

@@ -1,4 +1,4 @@
-"""Progress of runs on standard error: a line for each that starts or ends, and a bar or further lines."""
+"""Progress of runs on standard error: a line for each that starts or ends, and a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -19,27 +19,35 @@ from asyncpp_cli.launch.common.options import NO_PAUSES, Pauses
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status, is_done
 
-_SECONDS_BETWEEN_LINES = 15.0
-
 
 @contextmanager
-def shown_progress(*, done_before: int = 0, pauses: Pauses = NO_PAUSES) -> Iterator[launcher.ProgressDisplay]:
-    """The display that fits standard error: a bar of all runs on a terminal, lines otherwise.
+def shown_progress(
+    *, done_before: int = 0, pauses: Pauses = NO_PAUSES, quiet: bool = False
+) -> Iterator[launcher.ProgressDisplay]:
+    """The display that fits standard error: with a bar of all runs on a terminal, lines alone otherwise.
 
     Args:
         done_before: number of completed runs that are not among those shown.
         pauses: steps after which runs pause; progress is shown towards these.
+        quiet: show nothing.
     """
+    if quiet:
+        yield _Nothing()
+        return
     with progress_bar(console(errors=True)) if sys.stderr.isatty() else nullcontext() as bar:
         yield _Display(bar, done_before=done_before, pauses=pauses)
 
 
+class _Nothing:
+    def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
+        """Show nothing."""
+
+
 class _Events:
-    """Finds out which runs have started or ended since the last update, and the time the others need."""
+    """Finds out which runs have started or ended since the last update."""
 
     def __init__(self) -> None:
         self._states: dict[str, tuple[State, int]] = {}
-        self._first: dict[str, tuple[float, int]] = {}
 
     def line(self, run: Run, status: Status) -> str | None:
         """A line if the run has started or ended since the last call; else None."""
@@ -49,18 +57,9 @@ class _Events:
         if known == now:
             return None
         if status.state == State.RUNNING:
-            self._first.pop(run.id, None)
             how = "started      " if known is not None else f"running      (on {status.host}) "
             return f"{how}{run.id}"
         return _ended_line(run, status) if known is not None else None
-
-    def remaining(self, run: Run, status: Status) -> float | None:
-        """Seconds until the run ends, at its pace so far; None if unknown."""
-        now = time.monotonic()
-        since, step = self._first.setdefault(run.id, (now, status.step))
-        if status.step == step or status.step == 0:
-            return None
-        return (now - since) / (status.step - step) * (status.steps - status.step)
 
 
 class _Total:
@@ -119,33 +118,31 @@ def _figures(status: Status) -> str:
 
 
 class _Display:
-    """Prints a line for each run that starts or ends; shows the others in the bar, or in further lines."""
+    """Prints a line for each run that starts or ends; shows the others in the bar."""
 
     def __init__(self, bar: Progress | None, *, done_before: int, pauses: Pauses = NO_PAUSES) -> None:
         self._bar = bar
         self._pauses = pauses
         self._events = _Events()
         self._total = _Total(done_before=done_before)
-        self._last = time.monotonic()
         if bar is not None:
             self._task = bar.add_task("")
 
     def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
         towards = [(run, self._towards_pause(run, status)) for run, status in statuses]
+        total = self._total.line(towards)
         for run, status in towards:
             if (line := self._events.line(run, status)) is not None:
-                self._say(line)
+                ended = self._bar is None and len(towards) > 1 and status.state != State.RUNNING
+                self._say(f"{line} ({total})" if ended else line)
         if self._bar is not None:
             known = [status for _, status in towards]
             self._bar.update(
                 self._task,
-                description=self._total.line(towards),
+                description=total,
                 completed=self._total.done(known),
                 total=self._total.counts(known)[1],
             )
-        elif time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES:
-            self._last = time.monotonic()
-            self._say_running(towards)
 
     def _towards_pause(self, run: Run, status: Status) -> Status:
         """The status with the step at which the run pauses as its last one."""
@@ -156,12 +153,3 @@ class _Display:
             say(line)
         else:
             self._bar.console.print(Text(printable(line)))
-
-    def _say_running(self, statuses: Sequence[tuple[Run, Status]]) -> None:
-        for run, status in statuses:
-            if status.state == State.RUNNING:
-                remaining = self._events.remaining(run, status)
-                left = f", {duration(remaining)} remaining" if remaining is not None else ""
-                say(f"running      {run.id}: step {status.step} of {status.steps}{_figures(status)}{left}")
-        if self._total.counts([])[1] + len(statuses) > 1:
-            say(self._total.line(statuses))

@@ -115,7 +115,7 @@ def _rehearse(experiment: Experiment, options: LaunchOptions) -> int:
     words = flags(options) + _at_site(options)
     try:
         cells = tuple(cell for cell in experiment.cells if only is None or cell.id in only)
-        if not dry_run(replace(experiment, cells=cells), replay=options.replay):
+        if not dry_run(replace(experiment, cells=cells), replay=options.replay, quiet=options.quiet):
             return 1
         say(f"Next: {command('launch', experiment.folder, *words)}")
         return 0
@@ -184,7 +184,9 @@ def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
             "through host memory: for trying a run out, not for speed (site.device=cpu trains on the CPU)"
         )
     try:
-        with shown_progress(done_before=len(runs) - len(missing), pauses=pauses) as progress:
+        with shown_progress(
+            done_before=len(runs) - len(missing), pauses=pauses, quiet=options.quiet
+        ) as progress:
             ended = Launcher(
                 tasks,
                 machine=machine,

@@ -31,8 +31,8 @@ def launch(
         typer.Option(
             "--print",
             metavar="FORMAT",
-            help="Start nothing; print what would be submitted: sbatch; or the runs for another scheduler: "
-            "commands, json.",
+            help="Start nothing; print a cluster's job scripts (sbatch), or the runs for another scheduler "
+            "(commands, json).",
         ),
     ] = None,
     *,
@@ -40,7 +40,7 @@ def launch(
 ) -> None:
     """Run the cells of an experiment that are not completed.
 
-    Shows progress. Launching again is safe.
+    Shows a line for each run that starts or ends, and on a terminal a bar. Launching again is safe.
 
     With RUN, --failed, --timeout or --oom only those are started; a damaged one is repaired first: its status
     is rebuilt, and the damaged file is kept beside it.

@@ -40,6 +40,9 @@ class TrainOptions:
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask, whatever the expected cost (`confirm_hours`).")
     ] = False
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="No line for each run that starts or ends, and no bar.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

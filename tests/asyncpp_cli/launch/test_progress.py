@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from asyncpp_cli.base.progress import progress_bar
-from asyncpp_cli.launch.progress import _Display, _Total
+from asyncpp_cli.launch.progress import _Display, _Total, shown_progress
 from asyncpp_cli.runs.log_lines import StepLines
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
@@ -48,6 +48,31 @@ def test_a_terminal_has_a_bar_of_all_runs_and_a_line_for_each_that_ends() -> Non
     assert "12 of 13 done" in last
     assert "━━━━━" in last
     assert last.rstrip().endswith("96%")
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_file_gets_a_line_for_each_event_and_none_if_quiet(
+    quiet: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other = Run(Path("a")), Run(Path("b"))
+    pending = Status(state=State.PENDING)
+    running = Status(state=State.RUNNING, attempt=1, step=1, steps=200)
+    with shown_progress(quiet=quiet) as display:
+        display.update([(run, pending), (other, pending)])
+        for step in range(1, 200):
+            display.update([(run, replace(running, step=step)), (other, pending)])
+        ended = replace(running, state=State.COMPLETED, step=200, seconds=2.0)
+        display.update([(run, ended), (other, running)])
+    lines = capsys.readouterr().err.splitlines()
+    if quiet:
+        assert lines == []
+    else:
+        assert [line.split()[:2] for line in lines] == [
+            ["started", "a"],
+            ["completed", "a:"],
+            ["started", "b"],
+        ]
+        assert "(1 of 2 done, about " in lines[1]
 
 
 def test_the_log_of_a_closed_pipe_does_not_end_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
