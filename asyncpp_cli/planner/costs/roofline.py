@@ -13,6 +13,7 @@ from stages.config.run_config import RunConfig, optimizer_options
 from stages.data.documents import computed_share
 from stages.memory.estimate import head_chunk_rows, message_bytes, sizes
 from stages.shape.families import describe
+from stages.shape.moe_settings import mixture_of
 from stages.shape.spec import Parameter, PartSpec
 
 MATRIX_SHARE = 0.65
@@ -102,12 +103,13 @@ class Roofline:
         attention = scores / (peak * ATTENTION_SHARE)
         # A block writes the activations it keeps, and reads most of them again.
         moved = 2 * tokens * size.of(block.kept) / bandwidth
-        # A micro-batch reads the weights of experts that few of its tokens meet, and writes their gradients.
-        experts = block.idle * size.replica / bandwidth
+        forward, input_half, weight_half = (
+            moved / bandwidth for moved in _routed_bytes(config, block, tokens=tokens)
+        )
         return _part(
-            product + attention + moved + experts,
-            product + 2.5 * attention + 1.5 * moved + experts,
-            product + (block.idle * 2 * size.master) / bandwidth,
+            product + attention + moved + forward,
+            product + 2.5 * attention + 1.5 * moved + input_half,
+            product + weight_half,
             # Each cheap part reads about as much as it writes.
             2 * tokens * sum(size.of(part) for part in block.cheap) / bandwidth,
         )
@@ -139,6 +141,23 @@ class Roofline:
 
     def _peak(self, precision: str) -> float:
         return self.device.tflops[precision] * _TERA
+
+
+def _routed_bytes(config: RunConfig, block: PartSpec, *, tokens: int) -> tuple[int, int, int]:
+    """Bytes that experts move in a forward and in the halves of its backward, besides what they keep: their
+    passes over the rows and their stacks, counted in docs/experts.md; 0 of a block without."""
+    mixture, size = mixture_of(config.model), sizes(config)
+    if mixture is None or not block.biases:
+        return 0, 0, 0
+    wide, narrow = (
+        tokens * mixture.active * columns * size.replica for columns in (config.model.width, mixture.width)
+    )
+    stacks = sum(parameter.size for parameter in block.parameters if len(parameter.shape) == 3)
+    # A stack's gradient is written, read again and added to the sum.
+    added = stacks * (2 * size.replica + 2 * size.master)
+    read = stacks * size.replica
+    # The products with gate and up, which are kept, are counted with what a block keeps.
+    return 5 * wide + 2 * narrow + read, 6 * wide + 3 * narrow + read, 4 * wide + 3 * narrow + added
 
 
 def _part(forward: float, input_half: float, weight_half: float, cheap: float = 0.0) -> PartTimes:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice, pairwise
 from math import inf
 from pathlib import Path
@@ -49,7 +50,7 @@ from schedules import ScheduleError, find, is_synchronous
 from schedules.messages import Kind
 from stages.config.run_config import RunConfig, tokens_per_step
 from stages.config.segments import segment_program
-from stages.memory.estimate import course_of, stage_memory
+from stages.memory.estimate import course_of, sizes, stage_memory
 from stages.schedule_validation import check_schedule
 from stages.shape.families import describe
 from stages.shape.partition import stage_cuts, with_head_shards
@@ -353,31 +354,51 @@ def test_ranks_compute_as_much_of_the_time_as_the_balance_says(
             assert 1 - found_cut.step.bubble == pytest.approx(share, rel=1e-5)
 
 
-@pytest.mark.parametrize("recompute", RECOMPUTE)
 @pytest.mark.parametrize("schedule", ["2bw", "2bw-v"])
-def test_a_cut_within_blocks_is_chosen_by_the_memory_that_is_planned_for_it(
-    schedule: str, recompute: str
-) -> None:
-    config = layout(
-        base_of("10b-moe", []).config,
-        schedule,
-        stages=4,
-        data=8,
-        microbatches=16,
-        size=1,
-        recompute=recompute,
-    )
-    even = estimate(config, COSTS, limit_gb=None)
-    within = 0
-    for share in (0.9, 1, 1.1):
-        limit = share * even.memory_gb
-        for cut in _fitting_cuts(config, COSTS, limit_gb=limit):
-            asked = copy_of(config)
-            asked.parallel.cut = cut
-            check_schedule(asked)
-            assert estimate(asked, COSTS, limit_gb=None).memory_gb <= limit
-            within += cut != list(map(int, cut))
+def test_a_cut_within_blocks_is_chosen_by_the_memory_that_is_planned_for_it(schedule: str) -> None:
+    within, sizes = 0, {"stages": 4, "data": 8, "microbatches": 16, "size": 1}
+    for recompute in RECOMPUTE:
+        config = layout(base_of("10b-moe", []).config, schedule, **sizes, recompute=recompute)
+        even = estimate(config, COSTS, limit_gb=None)
+        for share in (0.9, 1, 1.1):
+            limit = share * even.memory_gb
+            for cut in _fitting_cuts(config, COSTS, limit_gb=limit):
+                asked = copy_of(config)
+                asked.parallel.cut = cut
+                check_schedule(asked)
+                assert estimate(asked, COSTS, limit_gb=None).memory_gb <= limit
+                within += cut != list(map(int, cut))
     assert within
+
+
+def test_a_mixture_moves_the_bytes_of_its_passes_over_rows_and_stacks() -> None:
+    """The experts of a block on a device that computes at no cost: a megabyte a second, 2 bytes a value."""
+    slow = replace(COSTS.device, tflops={"bfloat16": inf, "float32": inf}, bandwidth_gbs=1e-3)
+    config = base_of(
+        "nano-moe", ["data.context=64", "train.precision=bfloat16", "train.microbatch_size=1"]
+    ).config
+    experts, tokens, k = describe(config.model).halves[1], 64, 4
+    times = Roofline(slow).parts(config).halves[1]
+    assert (config.model.width, config.model.expert_width, config.model.active_experts) == (128, 96, k)
+    kept = 2 * tokens * sizes(config).of(experts.kept)  # written, read again
+    wide, narrow, stacks = 2 * tokens * k * 128, 2 * tokens * k * 96, 2 * 3 * 16 * 128 * 96
+    gather = wide
+    two_products, gates, product, total = 2 * (wide + narrow), 3 * narrow, narrow + wide, wide
+    forward = gather + two_products + gates + product + total
+    # The products with gate and up, which are kept, are written, and read again.
+    assert times.forward == pytest.approx((kept + forward - 4 * narrow + stacks) / 1e6)
+    gather, product, gates, two_products, total = (
+        wide,
+        wide + narrow,
+        6 * narrow,
+        2 * (narrow + wide),
+        2 * wide,
+    )
+    backward = gather + product + gates + two_products + total
+    assert times.input_half == pytest.approx((1.5 * kept + backward - 6 * narrow + stacks) / 1e6)
+    # The sum is read and written in float32.
+    gradients = wide + 2 * (wide + narrow) + (wide + narrow) + 2 * stacks + 2 * (2 * stacks)
+    assert times.weight_half == pytest.approx(gradients / 1e6)
 
 
 @pytest.mark.parametrize("dense_layers", [0, 1])
