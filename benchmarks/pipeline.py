@@ -2,7 +2,7 @@
 
     python benchmarks/pipeline.py --ranks 8 --microbatches 8 --forward-ms 30
     python benchmarks/pipeline.py --ranks 8 --microbatches 8 --forward-ms 30 --ahead-v 2
-    python benchmarks/pipeline.py --ranks 4 --microbatches 8 --data 2 --reduce-ms 100
+    python benchmarks/pipeline.py --ranks 4 --microbatches 8 --data 2 --reduce-ms 96 --spread-ms 48
     python benchmarks/pipeline.py --ranks 8 --microbatches 16 --forward-ms 30 --head-ms 8
 
 Compute is emulated: a stage sleeps a known time, twice as long backward as forward, so that many ranks can be
@@ -10,9 +10,10 @@ measured on few cores. Times are per step in steady state, the median over `--ro
 take turns, so that a noisy machine meets all alike.
 
 With `--data` there are several pipelines that add their gradients, and instead of torch's schedule each of
-ours runs a second time over a network on which a reduction takes `--reduce-ms`. A schedule that flushes
-cannot hide all of that: `least_lost_by_1f1b` is what it must lose where gradients leave layer by layer under
-the last micro-batch's backward (`sleeping_stage.left_to_hide`).
+ours runs a second time over a network on which a reduction takes `--reduce-ms`, and sending the new weights
+`--spread-ms`. A schedule that flushes cannot hide all of that: `least_lost_by_1f1b` is what it must lose
+where gradients leave layer by layer under the last micro-batch's backward (`sleeping_stage.left_to_hide`) and
+the new weights follow.
 
 With `--ahead-v`, 2bw-v joins: two stages per rank, each half as long.
 
@@ -82,9 +83,7 @@ def program_of(options: argparse.Namespace, schedule: str, *, first_step: int) -
     )
 
 
-def ours(
-    process: Process, options: argparse.Namespace, schedule: str, *, reduce_ms: float
-) -> Callable[[], float]:
+def ours(process: Process, options: argparse.Namespace, schedule: str, *, slow: bool) -> Callable[[], float]:
     """One timed segment of our executor: seconds per step in steady state."""
     step = 0
     program = program_of(options, schedule, first_step=0)
@@ -98,8 +97,8 @@ def ours(
         common_step=True,
         head_shards=program.head_shards,
     )
-    if reduce_ms:
-        connection = replace(connection, data=slow_group(process, options, schedule, seconds=reduce_ms / 1e3))
+    if slow:
+        connection = replace(connection, data=slow_group(process, options, schedule))
     own = [stage for stage, holder in enumerate(rank_of_stage) if holder == connection.rank]
     blocks = [stage for stage in own if stage <= program.loss_stage]
     seconds, head = options.forward_ms / 1e3 / len(blocks), options.head_ms / 1e3
@@ -139,14 +138,17 @@ def ours(
     return segment
 
 
-def slow_group(
-    process: Process, options: argparse.Namespace, schedule: str, *, seconds: float
-) -> DistributedGroup:
+def slow_group(process: Process, options: argparse.Namespace, schedule: str) -> DistributedGroup:
     """The data ranks of this process's stage, over a slow network."""
     rank, data_rank = divmod(process.rank, options.data)
     peers = [rank * options.data + other for other in range(options.data)]
     communicator = process.communicator(f"slow {schedule} {rank}", peers)
-    slow = SlowNetwork(communicator, seconds=seconds)
+    slow = SlowNetwork(
+        communicator,
+        seconds=options.reduce_ms / 1e3,
+        spread=options.spread_ms / 1e3,
+        owners=options.data,
+    )
     return DistributedGroup(slow, rank=data_rank, size=options.data)
 
 
@@ -201,12 +203,12 @@ def measure(rank: int, folder: str, options: argparse.Namespace) -> dict[str, li
     with connected(
         rank=rank, size=size, local_rank=rank, local_size=size, rendezvous=Path(folder), site=site
     ) as process:
-        arms = {name: ours(process, options, name, reduce_ms=0) for name in schedules(options)}
+        arms = {name: ours(process, options, name, slow=False) for name in schedules(options)}
         if options.data == 1:
             arms["torch"] = torchs(process, options, steps=STEPS)
         else:
             for name in ("2bw", "1f1b"):
-                arms[f"{name} slow"] = ours(process, options, name, reduce_ms=options.reduce_ms)
+                arms[f"{name} slow"] = ours(process, options, name, slow=True)
 
         def all_at_once(segment: Callable[[], float]) -> float:
             process.gather(None)
@@ -236,6 +238,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     busy = {f"busy_{arm.replace(' ', '_')}": compute / of_arm for arm, of_arm in seconds.items()}
     if options.data > 1:
         least = left_to_hide(backward=2 * options.forward_ms / 1e3, reduction=options.reduce_ms / 1e3)
+        least += options.spread_ms / 1e3
         lost = {f"lost_by_{name}": 1 - seconds[name] / seconds[f"{name} slow"] for name in ("2bw", "1f1b")}
         return {**busy, **lost, "least_lost_by_1f1b": least / (seconds["1f1b"] + least)}
     return {
@@ -263,6 +266,7 @@ def main() -> None:
     arguments.add_argument("--head-ms", type=float, default=0.0, help="the head's sleep, beside the stages'")
     arguments.add_argument("--data", type=int, default=1, help="pipelines that add their gradients")
     arguments.add_argument("--reduce-ms", type=float, default=100.0, help="with --data: time of a reduction")
+    arguments.add_argument("--spread-ms", type=float, default=0.0, help="and of sending the new weights")
     arguments.add_argument("--rounds", type=int, default=5)
     options = arguments.parse_args()
     try:

@@ -199,20 +199,23 @@ class EmulatedBatches:
 
 
 class SlowNetwork:
-    """A communicator whose reductions take a known time, as over a slow network: others go on meanwhile.
+    """A communicator whose exchanges take a known time, as over a slow network: others go on meanwhile.
 
     Args:
         communicator: that does the work.
         seconds: that the whole gradient of a stage takes, its parts being of equal size.
+        spread: seconds that the whole new weights of a stage take.
+        owners: data ranks, each of which owns as many of them.
     """
 
-    def __init__(self, communicator: Communicator, *, seconds: float) -> None:
+    def __init__(self, communicator: Communicator, *, seconds: float, spread: float, owners: int) -> None:
         self.allgather = communicator.allgather
-        self.broadcast = communicator.broadcast
         self.send = communicator.send
         self.recv = communicator.recv
         self._communicator = communicator
         self._seconds = seconds
+        self._spread = spread
+        self._owners = owners
         self._free_at = 0.0
 
     def alltoall_base(
@@ -220,7 +223,13 @@ class SlowNetwork:
     ) -> Work:
         work = self._communicator.alltoall_base(output, given, output_sizes, given_sizes)
         # One after another, each as long as its largest piece.
-        takes = self._seconds * max(given_sizes) / (LAYERS * ENTRIES)
+        return self._slow(work, self._seconds * max(given_sizes) / (LAYERS * ENTRIES))
+
+    def broadcast(self, tensor: Tensor, root: int, /) -> Work:
+        work = self._communicator.broadcast(tensor, root)
+        return self._slow(work, self._spread * tensor.numel() / (LAYERS * ENTRIES * self._owners))
+
+    def _slow(self, work: Work, takes: float) -> _Slow:
         self._free_at = max(self._free_at, time.perf_counter()) + takes
         return _Slow(work, until=self._free_at)
 

@@ -19,7 +19,7 @@ PIPELINE = "pipeline.py --ranks 2 --microbatches 2 --forward-ms 1 --rounds 1 --j
 
 PRINTS_JSON = {
     PIPELINE: "speedup_by_round",
-    f"{PIPELINE} --data 2 --reduce-ms 2": "conditions",
+    f"{PIPELINE} --data 2 --reduce-ms 2 --spread-ms 1": "conditions",
     "action_overhead.py --turns 2 --json": "replay_over_plain_cpu_median",
     "optimizer_steps.py --models micro --steps 1 --device cpu --json": "ratio",
 }

@@ -270,6 +270,28 @@ def test_a_chain_hides_wherever_there_is_slack(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (4, 8)])
+def test_a_fifth_of_a_step_of_exchanges_costs_2bw_nothing_and_1f1b_what_no_backward_hides(
+    ranks: int, microbatches: int, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients, as float32, take two thirds of it, the new weights, in bfloat16, one."""
+    steps, fifth = 3, 0.2 * microbatches * (1 + BACKWARD)
+    exchanges = Chain(reduction=2 / 3 * fifth, spread=fifth / 3)
+    lost = {}
+    for schedule in ("2bw", "1f1b"):
+        config = small_config(
+            schedule, text=text, stages=ranks, layers=ranks, data=2,
+            microbatches=microbatches, steps=steps, eval_interval=9,
+        )  # fmt: skip
+        ends = [finished(played(config, chain, monkeypatch)[1]) for chain in (Chain(), exchanges)]
+        lost[schedule] = (ends[1] - ends[0]) / (steps - 1)
+    assert lost["2bw"] == pytest.approx(0, abs=0.25)
+    # The new weights, and of the gradients what the last backward has no time for.
+    assert lost["1f1b"] >= exchanges.spread + max(0.0, exchanges.reduction - BACKWARD)
+    assert lost["1f1b"] <= fifth
+
+
+@pytest.mark.slow
 def test_a_flush_loses_what_cannot_be_hidden(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `left_to_hide` in benchmarks/sleeping_stage.py has it; but the embedding is whole last, and so large
     that it takes longer than a layer would."""
