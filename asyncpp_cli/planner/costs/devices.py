@@ -41,6 +41,16 @@ class Device:
     network_gbs: float = 50.0
     """Network bandwidth to another node in one direction, 10^9 bytes per second: by default one 400 Gbit/s
     adapter per GPU."""
+    link_gbs: float = 32.0
+    """Bandwidth to another GPU of the node in one direction, 10^9 bytes per second: by default PCIe 4.0."""
+    node_gpus: int = 8
+    """GPUs of a node."""
+    matrix_share: float = 0.65
+    """Share of the peak that large matrix products reach. Of an H100 and an A100, as the next, it fits the
+    published speeds in docs/plan.md; of others it is a guess."""
+    attention_share: float = 0.3
+    """Share of the peak that attention reaches: FlashAttention-2 has 35 % of an H100's in a long forward
+    (arXiv 2407.08608), less in a backward and at a few thousand tokens."""
     latency_us: float = 20.0
     """Latency of a message from one process to another, microseconds."""
 
@@ -53,14 +63,33 @@ class Device:
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
-        Device(name="h100", tflops=PEAK_TFLOPS["H100"], memory_gb=80, bandwidth_gbs=3350),
-        Device(name="h200", tflops=PEAK_TFLOPS["H200"], memory_gb=141, bandwidth_gbs=4800),
-        Device(name="b200", tflops=PEAK_TFLOPS["B200"], memory_gb=180, bandwidth_gbs=8000),
+        Device(
+            name="h100",
+            tflops=PEAK_TFLOPS["H100"],
+            memory_gb=80,
+            bandwidth_gbs=3350,
+            link_gbs=450,
+            matrix_share=0.75,
+            attention_share=0.25,
+        ),
+        Device(
+            name="h200",
+            tflops=PEAK_TFLOPS["H200"],
+            memory_gb=141,
+            bandwidth_gbs=4800,
+            link_gbs=450,
+            matrix_share=0.75,
+            attention_share=0.25,
+        ),
+        Device(name="b200", tflops=PEAK_TFLOPS["B200"], memory_gb=180, bandwidth_gbs=8000, link_gbs=900),
         Device(
             name="a100",
             tflops=PEAK_TFLOPS["A100"],
             memory_gb=80,
             bandwidth_gbs=2039,
+            link_gbs=300,
+            matrix_share=0.79,
+            attention_share=0.49,
             network_gbs=25.0,
         ),
         Device(

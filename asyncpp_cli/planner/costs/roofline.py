@@ -16,9 +16,9 @@ from stages.shape.families import describe
 from stages.shape.moe_settings import mixture_of
 from stages.shape.spec import Parameter, PartSpec
 
-MATRIX_SHARE = 0.65
-"""Share of the peak that large matrix products reach."""
-ATTENTION_SHARE = 0.45
+EAGER_TRAFFIC = 2.5
+"""Times as much that blocks read and write if they are not compiled: each elementwise kernel by itself. It
+fits the published speeds in docs/plan.md."""
 ITERATION_SHARE = 0.5
 """Share of the peak that the matrix iteration of Muon and similar rules reaches."""
 _TERA, _GIGA, _MICRO = 1e12, 1e9, 1e-6
@@ -75,7 +75,7 @@ class Roofline:
         peak = self._peak("bfloat16" if config.train.precision == "bfloat16" else "float32")
         bandwidth = self.device.bandwidth_gbs * _GIGA
         logits = tokens * model.vocab_size * (2 * size.wide + size.replica) / bandwidth
-        head = 2 * tokens * spec.head.multiply_adds / (peak * MATRIX_SHARE)
+        head = 2 * tokens * spec.head.multiply_adds / (peak * self.device.matrix_share)
         looked_up = tokens * model.width / bandwidth
         rows = head_chunk_rows(config)
         chunks = 0 if rows is None else -(-tokens // rows)
@@ -98,11 +98,12 @@ class Roofline:
         size, tokens = sizes(config), config.train.microbatch_size * config.data.context
         peak = self._peak("bfloat16" if config.train.precision == "bfloat16" else "float32")
         bandwidth = self.device.bandwidth_gbs * _GIGA
-        product = 2 * tokens * block.multiply_adds / (peak * MATRIX_SHARE)
+        product = 2 * tokens * block.multiply_adds / (peak * self.device.matrix_share)
         scores = 2 * tokens * block.attention * config.data.context * computed_share(config.data)
-        attention = scores / (peak * ATTENTION_SHARE)
+        attention = scores / (peak * self.device.attention_share)
         # A block writes the activations it keeps, and reads most of them again.
-        moved = 2 * tokens * size.of(block.kept) / bandwidth
+        traffic = EAGER_TRAFFIC if config.train.compile is False else 1.0
+        moved = 2 * tokens * size.of(block.kept) * traffic / bandwidth
         forward, input_half, weight_half = (
             moved / bandwidth for moved in _routed_bytes(config, block, tokens=tokens)
         )

@@ -15,7 +15,7 @@ from support.texts import some_documents, write_lines, write_tokenizer
 
 from asyncpp_cli.planner.cells import estimate_key
 from asyncpp_cli.planner.costs.devices import find_device
-from asyncpp_cli.planner.costs.roofline import ATTENTION_SHARE, Roofline
+from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from stages.config.run_config import DataConfig, ModelConfig, RunConfig
 from stages.data.documents import computed_share
@@ -193,6 +193,8 @@ def test_the_planner_counts_the_attention_that_remains(folder: Path) -> None:
     config.data.document_mask = True
     masked = roofline.parts(config).blocks[0].forward
     tokens = config.train.microbatch_size * 512
-    whole = 2 * tokens * 64 * 512 / (roofline.device.tflops["bfloat16"] * 1e12 * ATTENTION_SHARE)
+    whole = (
+        2 * tokens * 64 * 512 / (roofline.device.tflops["bfloat16"] * 1e12 * roofline.device.attention_share)
+    )
     assert plain - masked == pytest.approx(whole * (1 - computed_share(config.data)), rel=1e-6)
     assert estimate_key(config) != estimate_key(replace(config, data=replace(config.data, path="elsewhere")))

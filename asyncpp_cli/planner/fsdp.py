@@ -1,0 +1,239 @@
+"""Steps of fully sharded data parallelism in closed form: FSDP, and HSDP, which shards within a node and adds
+the gradients of nodes.
+
+Compute and exchanges run beside each other, exchanges one after another. While a unit (`sharding`) is
+computed, the weights of the next one are gathered, and the gradients of the one before are reduced. Torch
+holds one unit that was gathered ahead and the input of one reduction, so the next unit begins when all of
+that is done. So a step is a sum of `beside` over its units.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from asyncpp_cli.planner.costs.links import Links
+from asyncpp_cli.planner.costs.roofline import PartTimes
+from asyncpp_cli.planner.estimate import GB, CostModel
+from asyncpp_cli.planner.layouts import LARGEST_MICROBATCH, RECOMPUTE, layout
+from asyncpp_cli.planner.sharding import Sharding, by_rule, memory, owned
+from stages.config.run_config import RunConfig
+from stages.memory.estimate import sizes
+from stages.shape.families import describe
+
+SLOWED = 0.8
+"""Share of an exchange's time that is lost to what is computed beside it: NCCL's kernels take SMs and memory
+bandwidth, and units are copied in and out. An all-gather slows products to 0.59 of their rate on an H100
+(forums.developer.nvidia.com/t/337991), copies not counted. This value fits the published speeds in
+docs/plan.md."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """Seconds of a unit: of computing a micro-batch, gathering its weights and reducing its gradients."""
+
+    forward: float
+    backward: float
+    """With recomputation."""
+    gather: float = 0.0
+    reduce: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Units:
+    """The units of a model. The root unit's exchanges are those of `embedding`, `head` has none."""
+
+    embedding: Unit
+    blocks: Sequence[Unit]
+    head: Unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharded:
+    """A run under FSDP or HSDP, as estimated."""
+
+    config: RunConfig
+    """With the micro-batches of a rank, all ranks as `parallel.data`, and its recomputation."""
+    sharding: Sharding
+    seconds: float
+    """Of a step."""
+    alone: float
+    """Of a step if exchanges took no time."""
+    memory: dict[str, int]
+    """As `memory` in `sharding` has it, bytes."""
+
+    @property
+    def memory_gb(self) -> float:
+        """10^9 bytes."""
+        return sum(self.memory.values()) / GB
+
+    @property
+    def lost(self) -> float:
+        """Share of the step that exchanges cost."""
+        return 1 - self.alone / self.seconds
+
+
+def fsdp_layouts(
+    base: RunConfig,
+    *,
+    gpus: int,
+    tokens_per_step: int,
+    costs: CostModel,
+    links: Links,
+    limit_gb: float,
+    recompute: Collection[str] = RECOMPUTE,
+) -> list[Sharded]:
+    """FSDP over all GPUs and HSDP over those of a node, with micro-batches of every power of two of sequences
+    that divides a rank's: those that fit first, then by step time and memory. Empty if ranks cannot have
+    equally many sequences.
+
+    Args:
+        base: the run: its model, context, optimizer and precision.
+        gpus: ranks, each with micro-batches of its own.
+        tokens_per_step: of all ranks.
+        costs: of the model's parts.
+        links: of the GPUs.
+        limit_gb: memory of a GPU, 10^9 bytes.
+        recompute: values of `train.recompute` to try.
+    """
+    sequences, remainder = divmod(tokens_per_step, base.data.context * gpus)
+    groups = [(gpus, 1)]
+    if gpus > links.node and gpus % links.node == 0:
+        groups.append((links.node, gpus // links.node))
+    updates = {ranks: update_seconds(base, ranks, costs, links) for ranks, _ in groups}
+    found = []
+    for size in (2**power for power in range(LARGEST_MICROBATCH.bit_length())):
+        if remainder or not sequences or sequences % size:
+            break
+        several = (True, False) if sequences > size else (True,)
+        for again in recompute:
+            counts = {"microbatches": sequences // size, "size": size}
+            config = layout(base, "1f1b", stages=1, data=gpus, recompute=again, **counts)
+            for (ranks, replicas), reshard, each in product(groups, (True, False), several):
+                how = Sharding(ranks=ranks, replicas=replicas, reshard=reshard, reduce_each=each)
+                found.append(sharded(config, how, costs, links, update=updates[ranks]))
+    return sorted(found, key=lambda each: (each.memory_gb > limit_gb, each.seconds, each.memory_gb))
+
+
+def sharded(
+    config: RunConfig,
+    sharding: Sharding,
+    costs: CostModel,
+    links: Links,
+    *,
+    update: tuple[float, float],
+    gradient_bytes: int | None = None,
+) -> Sharded:
+    """Estimate a step and its memory.
+
+    Args:
+        config: with the micro-batches of a rank.
+        sharding: of the model.
+        costs: of its parts.
+        links: of the GPUs.
+        update: as `update_seconds` has it.
+        gradient_bytes: of a value of a gradient while it is reduced; None: of the master weights, as in
+            pipelines.
+    """
+    units = units_of(config, sharding, costs, links, gradient_bytes=gradient_bytes or sizes(config).master)
+    microbatches, parts = config.schedule.microbatches, (units.embedding, *units.blocks, units.head)
+    return Sharded(
+        config=config,
+        sharding=sharding,
+        seconds=step_seconds(units, sharding, microbatches=microbatches) + sum(update),
+        alone=microbatches * sum(part.forward + part.backward for part in parts) + update[0],
+        memory=memory(config, sharding),
+    )
+
+
+def units_of(
+    config: RunConfig, sharding: Sharding, costs: CostModel, links: Links, *, gradient_bytes: int
+) -> Units:
+    """The units of a run; arguments are those of `sharded`."""
+    spec, width, times = describe(config.model), sizes(config).replica, costs.parts(config)
+
+    def unit(part: PartTimes, values: int, recomputed: float = 0.0) -> Unit:
+        size = gradient_bytes * values
+        return Unit(
+            forward=part.forward,
+            backward=part.backward + recomputed,
+            gather=links.ring(width * values, sharding.ranks),
+            reduce=links.ring(size, sharding.ranks)
+            + links.all_reduce(size / sharding.ranks, sharding.replicas),
+        )
+
+    return Units(
+        embedding=unit(times.embedding, spec.embedding.parameter_count + spec.head.parameter_count),
+        blocks=[
+            unit(
+                part,
+                block.parameter_count,
+                {"none": 0.0, "selective": part.cheap, "full": part.forward}[config.train.recompute],
+            )
+            for part, block in zip(times.blocks, spec.blocks, strict=True)
+        ],
+        head=unit(times.head, 0),
+    )
+
+
+def step_seconds(units: Units, sharding: Sharding, *, microbatches: int) -> float:
+    """Seconds of a step without its update."""
+    stay = not sharding.reshard and not sharding.reduce_each
+    alike = Counter(
+        (number == 0 or not stay, sharding.reduce_each or number == microbatches - 1)
+        for number in range(microbatches)
+    )
+    return sum(
+        count * microbatch_seconds(units, gathers=gathers, regathers=sharding.reshard, reduces=reduces)
+        for (gathers, reduces), count in alike.items()
+    )
+
+
+def microbatch_seconds(units: Units, *, gathers: bool, regathers: bool, reduces: bool) -> float:
+    """Seconds of a micro-batch.
+
+    Args:
+        units: of the model.
+        gathers: whether weights are gathered for the forward.
+        regathers: whether those of blocks are gathered again for the backward.
+        reduces: whether gradients are reduced.
+    """
+    blocks, back = units.blocks, units.blocks[::-1]
+    forward = [units.embedding.forward, *(block.forward for block in blocks), units.head.forward]
+    ahead = [*(block.gather * gathers for block in blocks), 0.0, 0.0]
+    backward = [units.head.backward, *(block.backward for block in back), units.embedding.backward]
+    again = [*(block.gather * regathers for block in back), 0.0, 0.0]
+    behind = [0.0, 0.0, *(block.reduce * reduces for block in back)]
+    return (
+        units.embedding.gather * gathers
+        + sum(map(beside, forward, ahead))
+        + sum(beside(*each) for each in zip(backward, map(sum, zip(again, behind, strict=True)), strict=True))
+        + units.embedding.reduce * reduces
+    )
+
+
+def beside(compute: float, exchange: float) -> float:
+    """Seconds until both are done, if they begin together: see `SLOWED`."""
+    return max(exchange, compute + SLOWED * exchange)
+
+
+def update_seconds(config: RunConfig, ranks: int, costs: CostModel, links: Links) -> tuple[float, float]:
+    """Seconds that an optimizer step over so many shards computes, and those that it exchanges.
+
+    What is updated value by value is updated in shards. Each matrix that is needed whole goes to one owner,
+    in the type of the weights, and its update back, as in Dion (arXiv 2504.05295); or every rank gathers and
+    updates all of them, where that is faster.
+    """
+    elementwise, whole = by_rule(config)
+    shards = costs.update(config, elementwise) / ranks
+    if not whole:
+        return shards, 0.0
+    size = sizes(config).replica * sum(parameter.size for parameter in whole)
+    sent = links.all_to_all(size / ranks, ranks, -(-len(whole) // ranks))
+    ways = [
+        (shards + costs.update(config, owned(whole, ranks)), 2 * sent),
+        (shards + costs.update(config, whole), links.ring(size, ranks)),
+    ]
+    return min(ways, key=sum)

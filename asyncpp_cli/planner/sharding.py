@@ -1,0 +1,178 @@
+"""How FSDP shards a model (`torch.distributed.fsdp.fully_shard`, arXiv 2304.11277), and its memory.
+
+A unit is a block; embedding, last norm and head are the root unit. Each parameter is sharded by its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from asyncpp_cli.planner.peak_memory import allocator_bytes, communicator_bytes, forward_bytes
+from optimizers import method_named
+from optimizers.options import Value
+from optimizers.state_size import state_values, step_values
+from stages.config.run_config import ModelConfig, RunConfig, optimizer_options
+from stages.memory.estimate import head_chunk_rows, microbatch_activations, recomputed_bytes, sizes
+from stages.shape.activations import INDEX_BYTES
+from stages.shape.families import describe
+from stages.shape.partition import StageCut, owned_members
+from stages.shape.spec import Parameter, PartSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """How a model is sharded."""
+
+    ranks: int
+    """Ranks that each unit is sharded over."""
+    replicas: int = 1
+    """Groups of so many ranks; more than one is HSDP."""
+    reshard: bool = True
+    """Give a unit's weights back after its forward, and gather them again (`reshard_after_forward`)."""
+    reduce_each: bool = True
+    """Reduce gradients after every micro-batch; otherwise after the last (`set_requires_gradient_sync`), with
+    whole gradients on every rank. Without `reshard`, weights then stay through the step, too."""
+
+    def __str__(self) -> str:
+        name = (
+            f"fsdp over {self.ranks}" if self.replicas == 1 else f"hsdp over {self.ranks} x {self.replicas}"
+        )
+        kept = "" if self.reshard else ", weights kept" if self.reduce_each else ", weights kept for the step"
+        return name + kept + ("" if self.reduce_each else ", gradients reduced once")
+
+
+def by_rule(config: RunConfig) -> tuple[Sequence[Parameter], Sequence[Parameter]]:
+    """Parameters that the optimizer updates value by value, and members of those that it needs whole, as Muon
+    its matrices."""
+    return _by_rule(tuple(vars(config.model).values()), config.optimizer.name)
+
+
+@lru_cache(maxsize=64)  # a planner asks for the same model again and again
+def _by_rule(settings: tuple[Any, ...], optimizer: str) -> tuple[Sequence[Parameter], Sequence[Parameter]]:
+    method = method_named(optimizer)
+    elementwise: list[Parameter] = []
+    whole: list[Parameter] = []
+    for parameter in describe(ModelConfig(*settings)).whole():
+        if method.rule(parameter.role.value).elementwise:
+            elementwise.append(parameter)
+        else:
+            whole += parameter.members()
+    return tuple(elementwise), tuple(whole)
+
+
+def owned(parameters: Sequence[Parameter], ranks: int) -> Sequence[Parameter]:
+    """Of parameters that are not cut, those of the rank that owns most."""
+    of_ranks = owned_members(tuple(parameters), data_ranks=ranks)
+    return max(of_ranks, key=lambda of_rank: sum(parameter.size for parameter in of_rank))
+
+
+def memory(config: RunConfig, sharding: Sharding) -> dict[str, int]:
+    """Bytes of a rank at its fullest moment, by the kinds of the planner's estimates.
+
+    `master` and `gradients` are shards; whole gradients that wait for a later micro-batch are `gradients`,
+    too. `weights` are gathered: those of the root unit, of the block that is computed and of the next one,
+    and in a forward the buffer that a unit came in, until the next is there. `temporary` has what an action
+    takes and gives back, the input of the reduction under way, and the gradient of the head, whose unit is
+    reduced last.
+
+    Args:
+        config: with the micro-batches of a rank.
+        sharding: of the model.
+    """
+    spec, size, ranks = describe(config.model), sizes(config), sharding.ranks
+    tokens, several = config.train.microbatch_size * config.data.context, config.schedule.microbatches > 1
+    blocks = [block.parameter_count for block in spec.blocks]
+    shards = [_values(block.parameters, ranks) for block in spec.blocks]
+    ends, head = spec.embedding.parameter_count + spec.head.parameter_count, spec.head.parameter_count
+    end_shards = _values((*spec.embedding.parameters, *spec.head.parameters), ranks)
+    cut = StageCut(halves=range(2 * len(blocks)), has_embedding=True, has_head=True)
+    kept, recomputed = microbatch_activations(config, cut)[0], recomputed_bytes(config, cut)
+    held, indices = [tokens * _kept(config, block) for block in spec.blocks], tokens * INDEX_BYTES
+    options = tuple(sorted(optimizer_options(config.optimizer).items()))
+    state, step = _optimizer_values(*by_rule(config), ranks, config.optimizer.name, options)
+    master = sum(shards) + end_shards
+    waiting = several and not sharding.reduce_each
+    # Shards of gradients of earlier micro-batches.
+    earlier = master if several and sharding.reduce_each else 0
+    # Bytes of a value of a gradient that is reduced: as it is sent, and as it was computed.
+    going = size.master + (0 if waiting else size.replica)
+
+    def moment(
+        weights: int, reduced: int, whole: int, activations: int, temporary: int, again: int = 0
+    ) -> dict[str, int]:
+        return {
+            "weights": weights * size.replica,
+            "gradients": (reduced + waiting * whole) * size.master,
+            "activations": activations,
+            "recomputed": again,
+            "temporary": temporary,
+        }
+
+    logits = tokens * size.of(spec.head.passing) if head_chunk_rows(config) is None else 0
+    last = ends + (blocks[-1] if sharding.reshard else sum(blocks))
+    moments = [
+        moment(last + sum(blocks[-2:]), earlier, sum(blocks) + ends, indices + sum(held[:-1]), 0),
+        moment(last, earlier, sum(blocks) + ends, kept, max(logits, forward_bytes(config, cut))),
+    ]
+    for number, block in reversed([*enumerate(spec.blocks)]):
+        others = ends + sum(blocks[:number][-1:] if sharding.reshard else blocks[:number])
+        whole, reduced = sum(blocks[: number + 1]) + ends, earlier or sum(shards[number + 1 :])
+        largest = max(parameter.size for parameter in block.parameters)
+        passing = tokens * size.of(block.passing) + (head + largest) * size.replica
+        passing += sum(blocks[number + 1 :][:1]) * size.master
+        below = indices + sum(held[:number])
+        leaving = head * size.replica + blocks[number] * going
+        moments += [
+            moment(others + blocks[number], reduced, whole, below + held[number], passing, recomputed),
+            moment(others, reduced + shards[number], whole, below, leaving),
+        ]
+    moments += [
+        moment(0, master + (end_shards if earlier else 0), ends, 0, ends * going),
+        moment(0, master, 0, 0, step * size.master),
+    ]
+    fullest = max(moments, key=lambda kinds: sum(kinds.values()))
+    return {
+        "master": master * size.master,
+        "optimizer": state * size.master,
+        **fullest,
+        "communicators": communicator_bytes(neighbours=0, stages=1 + (sharding.replicas > 1), data=ranks),
+        "allocator": allocator_bytes(sum(fullest.values()) - fullest["gradients"]),
+    }
+
+
+def _kept(config: RunConfig, block: PartSpec) -> int:
+    """Bytes that a block keeps of a token."""
+    size = sizes(config)
+    if config.train.recompute == "full":
+        return config.model.width * size.replica
+    return size.of(block.kept if config.train.recompute == "none" else block.kept_selectively)
+
+
+def _values(parameters: Iterable[Parameter], ranks: int) -> int:
+    """Values of the first rank's shards; those of the last ranks are padded."""
+    return sum(prod(_first_shard(parameter, ranks)) for parameter in parameters)
+
+
+def _first_shard(parameter: Parameter, ranks: int) -> tuple[int, ...]:
+    rows, *rest = parameter.shape
+    return (-(-rows // ranks), *rest)
+
+
+@lru_cache(maxsize=256)
+def _optimizer_values(
+    elementwise: Sequence[Parameter],
+    whole: Sequence[Parameter],
+    ranks: int,
+    name: str,
+    options: tuple[tuple[str, Value], ...],
+) -> tuple[int, int]:
+    """Values that an optimizer keeps on the rank with most of them, and those that a step takes."""
+    updated = [
+        *((parameter.role, _first_shard(parameter, ranks)) for parameter in elementwise),
+        *((parameter.role, parameter.shape) for parameter in owned(whole, ranks)),
+    ]
+    return state_values(name, updated, dict(options)), step_values(name, updated, dict(options))

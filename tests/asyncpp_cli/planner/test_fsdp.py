@@ -1,0 +1,290 @@
+"""Steps under FSDP: the closed form against events, and estimates beside published speeds."""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+import statistics
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from asyncpp_cli.planner.base_config import base_of
+from asyncpp_cli.planner.costs.devices import DEVICES, Device, find_device
+from asyncpp_cli.planner.costs.links import BASE_US, LINK_US, NETWORK_US, Links
+from asyncpp_cli.planner.costs.roofline import Roofline
+from asyncpp_cli.planner.estimate import estimate
+from asyncpp_cli.planner.fsdp import (
+    SLOWED,
+    Unit,
+    Units,
+    step_seconds,
+    units_of,
+    update_seconds,
+)
+from asyncpp_cli.planner.layouts import layout
+from asyncpp_cli.planner.sharding import Sharding
+from stages.config.run_config import ModelConfig, RunConfig
+
+LINKS = Links.of(DEVICES["h100"])
+
+
+class Events:
+    """Compute and exchanges of a rank as events: one queue each, in order. An action of the one waits for
+    actions of the other to begin or to end. Computing is slowed while an exchange is under way."""
+
+    def __init__(self) -> None:
+        self.computes: list[tuple[str, float, set[str]]] = []
+        self.exchanges: list[tuple[str, float, set[str]]] = []
+
+    def compute(self, name: str, seconds: float, *after: str) -> None:
+        self.computes.append((name, seconds, {f"{other} ended" for other in after}))
+
+    def exchange(self, name: str, seconds: float, *after: str) -> None:
+        self.exchanges.append((name, seconds, set(after)))
+
+    def seconds(self) -> float:
+        now, happened = 0.0, set[str]()
+        queues = [list(self.computes), list(self.exchanges)]
+        left: list[float | None] = [None, None]
+        while any(queues):
+            for _ in range(2):  # what began may be what another waited for
+                for number, queue in enumerate(queues):
+                    if queue and left[number] is None and queue[0][2] <= happened:
+                        left[number] = queue[0][1]
+                        happened.add(f"{queue[0][0]} began")
+            rates = (1.0 if left[1] is None else 1 - SLOWED, 1.0)
+            passing = min(rest / rate for rest, rate in zip(left, rates, strict=True) if rest is not None)
+            now += passing
+            for number, queue in enumerate(queues):
+                rest = left[number]
+                if rest is None:
+                    continue
+                left[number] = rest - passing * rates[number]
+                if left[number] <= 1e-12:
+                    happened.add(f"{queue.pop(0)[0]} ended")
+                    left[number] = None
+        return now
+
+
+def simulated(units: Units, sharding: Sharding, microbatches: int) -> float:
+    """A step by torch's rules. A unit is gathered once the one before has been copied out of the buffer that
+    it came in, as it begins to compute. The gradients of a unit are reduced once it is computed, and copied
+    for that after the reduction before has ended."""
+    events, layers = Events(), len(units.blocks)
+    for number in range(microbatches):
+        last = number == microbatches - 1
+        reduces = sharding.reduce_each or last
+        gathers = number == 0 or sharding.reshard or sharding.reduce_each
+
+        def name(what: str, number: int = number) -> str:
+            return f"{number} {what}"
+
+        before = [name("root gathered")] if gathers else []
+        if gathers:
+            ready = [] if number == 0 else [f"{number - 1} embedding backward ended"]
+            events.exchange(name("root gathered"), units.embedding.gather, *ready)
+        events.compute(name("embedding"), units.embedding.forward, *before)
+        previous = name("embedding")
+        for block, unit in enumerate(units.blocks):
+            if gathers:
+                events.exchange(name(f"gathered {block}"), unit.gather, f"{previous} began")
+            events.compute(
+                name(f"forward {block}"), unit.forward, *([name(f"gathered {block}")] if gathers else [])
+            )
+            previous = name(f"forward {block}")
+        events.compute(name("head"), units.head.forward)
+        events.compute(name("head backward"), units.head.backward)
+        previous = name("head backward")
+        for block in reversed(range(layers)):
+            unit = units.blocks[block]
+            waits = [name(f"reduced {block + 2}")] if reduces and block + 2 < layers else []
+            if sharding.reshard:
+                events.exchange(name(f"again {block}"), unit.gather, f"{previous} began")
+                waits.append(name(f"again {block}"))
+            if reduces and block + 1 < layers:
+                seconds = units.blocks[block + 1].reduce
+                events.exchange(name(f"reduced {block + 1}"), seconds, f"{previous} ended")
+            events.compute(name(f"backward {block}"), unit.backward, *waits)
+            previous = name(f"backward {block}")
+        waits = [name("reduced 1")] if reduces and layers > 1 else []
+        events.compute(name("embedding backward"), units.embedding.backward, *waits)
+        if reduces:
+            events.exchange(name("reduced 0"), units.blocks[0].reduce, f"{previous} ended")
+            events.exchange(
+                name("root reduced"), units.embedding.reduce, name("embedding backward") + " ended"
+            )
+    return events.seconds()
+
+
+def random_units(draw: random.Random) -> Units:
+    """Of exchanges that take from a hundredth to ten times what is computed."""
+    weight = 10 ** draw.uniform(-2, 1)
+
+    def unit() -> Unit:
+        forward, gather = draw.uniform(0.5, 2), weight * draw.uniform(0.5, 2)
+        backward, reduce = forward * draw.uniform(1.5, 3), gather * draw.uniform(1, 3)
+        return Unit(forward=forward, backward=backward, gather=gather, reduce=reduce)
+
+    blocks = [unit() for _ in range(draw.randint(1, 12))]
+    return Units(embedding=unit(), blocks=blocks, head=Unit(forward=draw.random(), backward=draw.random()))
+
+
+def test_closed_form_is_what_events_take() -> None:
+    draw = random.Random(1)
+    for _ in range(200):
+        units, microbatches = random_units(draw), draw.randint(1, 4)
+        how = Sharding(ranks=2, reshard=draw.random() < 0.5, reduce_each=draw.random() < 0.5)
+        closed = step_seconds(units, how, microbatches=microbatches)
+        assert closed == pytest.approx(simulated(units, how, microbatches), rel=0.02)
+
+
+def ring_by_steps(size: float, ranks: int, links: Links) -> float:
+    """An all-gather over rings of which each crosses between nodes by another adapter: every rank hands on a
+    chunk once it has it and its link is free."""
+    rings = links.node
+    chunk = size / ranks / rings
+    has = [[0.0 if owner == rank else math.inf for owner in range(ranks)] for rank in range(ranks)]
+    free = [0.0] * ranks
+    for step in range(ranks - 1):
+        for rank in range(ranks):
+            chunk_of, after = (rank - step) % ranks, (rank + 1) % ranks
+            leaves_node = (rank + 1) % links.node == 0 and ranks > links.node
+            rate = links.between if leaves_node else links.within / rings
+            sent = max(has[rank][chunk_of], free[rank]) + chunk / min(rate, links.within / rings)
+            free[rank] = sent
+            has[after][chunk_of] = sent + (NETWORK_US if leaves_node else LINK_US) / 1e6
+    return max(map(max, has)) + BASE_US / 1e6
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 16, 64])
+@pytest.mark.parametrize("size", [1e6, 1e8, 1e10])
+@pytest.mark.parametrize(("gbit", "tolerance"), [(400, 0.1), (100, 0.3)])
+def test_a_ring_takes_what_its_steps_take(ranks: int, size: float, gbit: int, tolerance: float) -> None:
+    """NCCL's model, which is ours, adds the latencies of all steps, though chunks that wait for a slow link
+    hide some of them; within a node it is exact."""
+    links = replace(LINKS, between=gbit / 8 * 1e9)
+    rel = 1e-9 if ranks <= links.node else tolerance
+    assert links.ring(size, ranks) == pytest.approx(ring_by_steps(size, ranks, links), rel=rel)
+
+
+PUBLISHED = Path(__file__).with_name("published_speeds.csv")
+"""Tokens per second and GPU as their sources print them (docs/plan.md names them), and what they ran.
+
+`recomputed` is the share of a block's forward that is computed again: torchtitan's selective recomputation
+repeats every second product, 0.365 of an 8b's; of fms-fsdp's it is not said, and half is assumed.
+`gradient_bytes` are those of a value while gradients are reduced, `microbatches` those of a step on a rank.
+nanotron's speeds follow from its MFU. `gelu` is an MLP of two matrices.
+"""
+SLOWER_H100 = replace(
+    DEVICES["h100"], name="h100-500w", bandwidth_gbs=2400, matrix_share=0.58, attention_share=0.21
+)
+"""torchtitan's H100s have HBM2e and are limited to 500 W."""
+
+
+def published() -> list[dict[str, str]]:
+    with PUBLISHED.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def device_of(row: dict[str, str]) -> Device:
+    return SLOWER_H100 if row["device"] == SLOWER_H100.name else find_device(row["device"], key="device")
+
+
+def run_of(row: dict[str, str]) -> RunConfig:
+    """A run with as many parameters and multiply-adds in a block."""
+    config = base_of("7b", ["optimizer=adamw"]).config
+    # SwiGLU has three matrices of its width, GELU two.
+    width = int(row["mlp_width"]) * 2 // 3 if row["mlp"] == "gelu" else int(row["mlp_width"])
+    config.model = ModelConfig(
+        name=row["model"],
+        layers=int(row["layers"]),
+        width=int(row["width"]),
+        heads=int(row["heads"]),
+        kv_heads=int(row["kv_heads"]),
+        mlp_width=width,
+        vocab_size=int(row["vocabulary"]),
+        # A pipeline would need both ends of the model on one rank.
+        tied=row["tied"] == "yes" and row["stages"] == "1",
+    )
+    config.data.context = int(row["context"])
+    config.train.compile = row["compiled"] == "yes"
+    config.site.device = "cuda"
+    return layout(
+        config,
+        "1f1b",
+        stages=int(row["stages"]),
+        data=int(row["gpus"]) // int(row["stages"]),
+        microbatches=int(row["microbatches"]),
+        size=int(row["microbatch"]),
+        recompute="none",
+    )
+
+
+def estimated(row: dict[str, str]) -> float:
+    """Tokens per second and GPU."""
+    config, device, gpus = run_of(row), device_of(row), int(row["gpus"])
+    costs, links = Roofline(device), Links.of(device)
+    if row["layout"] == "1f1b":
+        return estimate(config, costs, limit_gb=None).tokens_per_second / gpus
+    ranks = links.node if row["layout"] == "hsdp" else gpus
+    how = Sharding(ranks=ranks, replicas=gpus // ranks, reshard=row["layout"] != "fsdp weights kept")
+    units = units_of(config, how, costs, links, gradient_bytes=int(row["gradient_bytes"]))
+    again = float(row["recomputed"])
+    units = replace(
+        units, blocks=[replace(unit, backward=unit.backward + again * unit.forward) for unit in units.blocks]
+    )
+    microbatches = config.schedule.microbatches
+    seconds = step_seconds(units, how, microbatches=microbatches)
+    seconds += sum(update_seconds(config, ranks, costs, links))
+    return microbatches * config.train.microbatch_size * config.data.context / seconds
+
+
+def ratios() -> list[tuple[dict[str, str], float]]:
+    return [(row, estimated(row) / float(row["tokens_per_second"])) for row in published()]
+
+
+def test_published_speeds_are_estimated() -> None:
+    errors = [abs(ratio - 1) for _, ratio in ratios()]
+    assert len(errors) == 47
+    assert statistics.median(errors) <= 0.05
+    assert sum(error <= 0.15 for error in errors) >= 0.9 * len(errors)
+    assert max(errors) <= 0.25
+
+
+def test_what_more_gpus_cost_is_estimated() -> None:
+    """Runs that differ in GPUs alone keep their speed within 5 % of what is estimated."""
+
+    def alike(row: dict[str, str]) -> list[str]:
+        return [text for key, text in row.items() if key not in ("gpus", "tokens_per_second")]
+
+    compared = []
+    for _, group in groupby(sorted(ratios(), key=lambda each: alike(each[0])), lambda each: alike(each[0])):
+        (first, ratio), *others = sorted(group, key=lambda each: int(each[0]["gpus"]))
+        for row, other in others:
+            if row["layout"] != "1f1b":
+                compared.append((int(first["gpus"]), int(row["gpus"])))
+                assert other / ratio == pytest.approx(1, abs=0.05), (first, row)
+    assert {(8, 64), (8, 128), (128, 512)} <= set(compared)
+    assert len(compared) == 7
+
+
+def test_the_document_shows_the_estimates() -> None:
+    """The lines of a table: runs that differ in GPUs, micro-batches and speed stand together."""
+    columns = ("source", "device", "model", "layout", "context", "recomputed", "compiled")
+    lines = []
+    for key, group in groupby(ratios(), lambda each: [each[0][column] for column in columns]):
+        runs = list(group)
+        cells = [
+            *key,
+            ", ".join(row["gpus"] for row, _ in runs),
+            ", ".join(f"{row['microbatch']} x {row['microbatches']}" for row, _ in runs),
+            ", ".join(row["tokens_per_second"] for row, _ in runs),
+            ", ".join(f"{ratio:.2f}" for _, ratio in runs),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    text = (Path(__file__).parents[3] / "docs" / "plan.md").read_text()
+    assert "\n".join(lines) in text, "\n" + "\n".join(lines)
