@@ -358,7 +358,7 @@ def test_ranks_compute_as_much_of_the_time_as_the_balance_says(
 def test_a_cut_within_blocks_is_chosen_by_the_memory_that_is_planned_for_it(schedule: str) -> None:
     within, sizes = 0, {"stages": 4, "data": 8, "microbatches": 16, "size": 1}
     for recompute in RECOMPUTE:
-        config = layout(base_of("10b-moe", []).config, schedule, **sizes, recompute=recompute)
+        config = layout(base_of("1b-7b-moe", []).config, schedule, **sizes, recompute=recompute)
         even = estimate(config, COSTS, limit_gb=None)
         for share in (0.9, 1, 1.1):
             limit = share * even.memory_gb
