@@ -73,7 +73,7 @@ class _Total:
         """`12 of 18 done, about 1:23 remaining`; without the time if it is unknown."""
         done, count = self.counts([status for _, status in statuses])
         left = self.remaining([status for _, status in statuses])
-        about = f", about {duration(left)} remaining" if left is not None else ""
+        about = f", about {duration(left)} remaining" if left else ""
         return f"{done} of {count} done{about}"
 
     def counts(self, statuses: Sequence[Status]) -> tuple[int, int]:
