@@ -110,6 +110,14 @@ def shown_table(
     return Text("\n").join([*lines, table.fitted(width).text(width, rule=width is not None)])
 
 
+def roughly(seconds: float) -> str:
+    """Seconds in the unit that suits them: `40 seconds`, `4.5 minutes`, `12 hours`, `3.1 days`."""
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if (value := seconds / size) >= 1.5:
+            return f"{value:.{0 if value >= 9.5 else 1}f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
 def duration(seconds: float) -> str:
     """Seconds as minutes and seconds, `1:15`, with hours if there are any."""
     minutes, rest = divmod(round(seconds), 60)

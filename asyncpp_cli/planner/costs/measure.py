@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from asyncpp_cli.base.atomic_files import write_output
 from asyncpp_cli.base.console import say
@@ -36,6 +37,21 @@ def measure(config: RunConfig, file: Path, *, microbatch_sizes: Sequence[int], r
     """
     if file.is_dir():
         raise UserError(f"--measure {file} is a folder; give the name of a file")
+    content = measured_here(
+        config,
+        microbatch_sizes=list(microbatch_sizes) or [config.train.microbatch_size],
+        repeats=repeats,
+        progress=lambda part: say(f"measuring {part}"),
+    )
+    write_output(file, with_checksum(json.dumps(content)))
+    say(f"{file}: a block takes {_milliseconds(content['parts'], 'block')} on {content['device']}")
+    return Measured(file, content)
+
+
+def measured_here(
+    config: RunConfig, *, microbatch_sizes: Sequence[int], repeats: int, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """The content of `Measured`: times on the GPU if there is one, else on `site.threads` CPU threads."""
     with importing_torch():
         import torch
 
@@ -47,11 +63,11 @@ def measure(config: RunConfig, file: Path, *, microbatch_sizes: Sequence[int], r
     parts = measure_parts(
         config,
         device=device,
-        microbatch_sizes=list(microbatch_sizes) or [config.train.microbatch_size],
+        microbatch_sizes=microbatch_sizes,
         repeats=repeats,
-        progress=lambda part: say(f"measuring {part}"),
+        progress=progress,
     )
-    content = {
+    return {
         "format": FORMAT,
         "conditions": conditions(config) | {"compile": compiles_here(config, device=device.type)},
         "parts": parts,
@@ -61,9 +77,6 @@ def measure(config: RunConfig, file: Path, *, microbatch_sizes: Sequence[int], r
         "host": platform.node(),
         "torch": torch.__version__,
     }
-    write_output(file, with_checksum(json.dumps(content)))
-    say(f"{file}: a block takes {_milliseconds(parts, 'block')} on {content['device']}")
-    return Measured(file, content)
 
 
 def _milliseconds(parts: dict[str, dict[str, dict[str, dict[str, float]]]], name: str) -> str:

@@ -1,0 +1,92 @@
+"""Expected time of small runs on the CPU of this machine: the parts of their models are measured for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import fsum
+from pathlib import Path
+
+from asyncpp_cli.base.console import roughly
+from asyncpp_cli.base.progress import shown
+from asyncpp_cli.planner.cells import estimate_key
+from asyncpp_cli.planner.costs.profile_costs import Measured, conditions
+from asyncpp_cli.planner.estimate import estimate
+from asyncpp_cli.sites.resources import Machine, resources_of, this_machine
+from stages.config.own_code import named_code
+from stages.config.run_config import OWN_SPLIT, RunConfig, eval_microbatches
+from stages.shape.families import describe
+
+_REPEATS = 3
+_MOST_FLOPS = 2e10
+"""Of a micro-batch through the whole model, to be measured: about a second on a core."""
+_START_SECONDS = 3.0
+"""From a run's start to its first step, and from its last step to its end."""
+
+
+def seconds_here(configs: Sequence[RunConfig], *, machine: Machine) -> list[float | None]:
+    """Seconds that each run takes alone on this machine.
+
+    None where that is unknown: it would train on a GPU, names code of the user's own, is compiled, masks
+    documents, or is too large to be measured in a few seconds.
+    """
+    measured: dict[str, Measured] = {}
+    steps: dict[str, float] = {}
+    seconds: list[float | None] = []
+    with shown("measuring the model's parts here"):
+        for config in configs:
+            if not _is_measurable(config, machine):
+                seconds.append(None)
+                continue
+            config, train = replace(config, site=replace(config.site, device="cpu")), config.train
+            kind = repr([conditions(config), train.microbatch_size, config.site.threads])
+            if kind not in measured:
+                measured[kind] = _measured(config)
+            key = kind + estimate_key(config)
+            if key not in steps:
+                steps[key] = estimate(config, measured[kind], limit_gb=None).step.seconds
+            parts = measured[kind].parts(config)
+            forward = fsum(part.forward for part in (parts.embedding, *parts.blocks, parts.head))
+            evaluated = -(-train.steps // train.eval_interval) * eval_microbatches(
+                config, OWN_SPLIT, tokens=10**12
+            )
+            busy = steps[key] * train.steps + evaluated * forward / config.parallel.stages
+            cores = resources_of(config, replay=False, machine=machine).cores
+            seconds.append(_START_SECONDS + busy * max(1.0, cores / machine.cores))
+    return seconds
+
+
+def _is_measurable(config: RunConfig, machine: Machine) -> bool:
+    on_cpu = config.site.gpu is None and (config.site.device == "cpu" or not machine.gpus)
+    if not on_cpu or config.train.compile or config.data.document_mask or named_code(config):
+        return False
+    context = config.data.context
+    flops = describe(config.model).training_flops(context=context)
+    return config.train.microbatch_size * context * flops <= _MOST_FLOPS
+
+
+def _measured(config: RunConfig) -> Measured:
+    from asyncpp_cli.planner.costs.measure import measured_here
+
+    sizes = [config.train.microbatch_size]
+    content = measured_here(config, microbatch_sizes=sizes, repeats=_REPEATS, progress=lambda part: None)
+    return Measured(Path("this machine"), content)
+
+
+def said_of_all(configs: Sequence[RunConfig], seconds: Sequence[float | None]) -> str:
+    """A sentence with the time until all runs of a known time have ended here."""
+    machine = this_machine()
+    known = [(config, taken) for config, taken in zip(configs, seconds, strict=True) if taken is not None]
+    taken = together([config for config, _ in known], [taken for _, taken in known], machine=machine)
+    of_runs = f" ({len(known)} of {len(configs)} runs)" if len(known) < len(configs) else ""
+    cores = f"{machine.cores} core{'s' * (machine.cores > 1)}"
+    return f"Expected time on this machine ({cores}): {roughly(taken)}{of_runs}."
+
+
+def together(configs: Sequence[RunConfig], seconds: Sequence[float], *, machine: Machine) -> float:
+    """Seconds until all runs have ended, as many at a time as there are cores for."""
+    shares = (
+        taken / max(1, machine.cores // resources_of(config, replay=False, machine=machine).cores)
+        for config, taken in zip(configs, seconds, strict=True)
+    )
+    return max(fsum(shares), max(seconds, default=0.0))

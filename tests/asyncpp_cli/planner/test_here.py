@@ -1,0 +1,89 @@
+"""The time that runs are expected to take on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import succeeded
+from support.small_runs import small_config
+
+from asyncpp_cli.planner import here
+from asyncpp_cli.planner.costs.profile_costs import Measured, conditions
+from asyncpp_cli.planner.here import seconds_here, together
+from asyncpp_cli.sites.resources import Machine
+from stages.config.run_config import RunConfig
+
+_TWO_CORES = Machine(cores=2, gpus=())
+
+
+@pytest.fixture(autouse=True)
+def _measured_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embedding and head take no time, forward and backward of a block 1 and 2 seconds, an update none."""
+
+    def measured(config: RunConfig) -> Measured:
+        free = dict.fromkeys(("forward", "backward", "input_half", "weight_half", "cheap"), 0.0)
+        block = free | {"forward": 1.0, "backward": 2.0, "input_half": 1.0, "weight_half": 1.0}
+        size = str(config.train.microbatch_size)
+        parts: dict[str, Any] = {"embedding": free, "block": block, "head": free}
+        content = {
+            "conditions": conditions(config),
+            "device": "cpu",
+            "threads": config.site.threads,
+            "message_seconds": 0.0,
+            "parts": {name: {"update": 0.0, "microbatch": {size: times}} for name, times in parts.items()},
+        }
+        return Measured(Path("here"), content)
+
+    monkeypatch.setattr(here, "_measured", measured)
+    monkeypatch.setattr(here, "_MOST_FLOPS", 2e10)
+
+
+def _config(**options: Any) -> RunConfig:
+    return small_config("2bw", text=Path("text"), stages=2, microbatches=4, steps=10, **options)
+
+
+def test_a_run_takes_its_start_its_steps_and_its_evaluations() -> None:
+    config = _config(layers=2, eval_interval=5)
+    # Without a bubble each rank takes 3 seconds for a micro-batch. Those of an evaluation take 2, which
+    # the ranks share.
+    [seconds] = seconds_here([config], machine=_TWO_CORES)
+    assert seconds == pytest.approx(here._START_SECONDS + 10 * 4 * 3 + 2 * 2, rel=0.01)
+    [synchronous] = seconds_here(
+        [replace(config, schedule=replace(config.schedule, name="1f1b"))], machine=_TWO_CORES
+    )
+    assert synchronous is not None
+    assert synchronous == pytest.approx(here._START_SECONDS + 10 * 5 * 3 + 2 * 2, rel=0.01)
+    # On one core two ranks take turns.
+    [crowded] = seconds_here([config], machine=Machine(cores=1, gpus=()))
+    assert crowded == pytest.approx(here._START_SECONDS + 2 * (seconds - here._START_SECONDS))
+
+
+def test_runs_share_the_cores() -> None:
+    config = _config()
+    four = [config] * 4
+    assert together(four, [10.0] * 4, machine=_TWO_CORES) == 40
+    assert together(four, [10.0] * 4, machine=Machine(cores=4, gpus=())) == 20
+    assert together(four, [10.0] * 4, machine=Machine(cores=64, gpus=())) == 10
+
+
+@pytest.mark.parametrize("change", [{"compile": True}, {"microbatch_size": 10**9}])
+def test_what_cannot_be_measured_quickly_is_unknown(change: dict[str, Any]) -> None:
+    config = _config()
+    config = replace(config, train=replace(config.train, **change))
+    assert seconds_here([config], machine=_TWO_CORES) == [None]
+
+
+def test_a_gpu_is_not_measured() -> None:
+    config = _config()
+    config.site.device = "auto"
+    assert seconds_here([config], machine=Machine(cores=2, gpus=("0",))) == [None]
+
+
+def test_the_list_of_a_sweep_shows_the_time_of_each_run_and_of_all() -> None:
+    shown = succeeded("sweep", "quickstart", "--list")
+    assert "time here" in shown.output
+    assert "Expected time on this machine (" in shown.errors
+    assert "time here" not in succeeded("sweep", "quickstart", "--list", "site.gpu=h100").output
