@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
+from operator import add
 
-from asyncpp_cli.planner.costs.links import Links
+from asyncpp_cli.planner.costs.links import NOTHING, Exchange, Links
 from asyncpp_cli.planner.costs.roofline import PartTimes
 from asyncpp_cli.planner.estimate import GB, CostModel
 from asyncpp_cli.planner.layouts import LARGEST_MICROBATCH, RECOMPUTE, layout
@@ -23,22 +24,16 @@ from stages.config.run_config import RunConfig
 from stages.memory.estimate import sizes
 from stages.shape.families import describe
 
-SLOWED = 0.8
-"""Share of an exchange's time that is lost to what is computed beside it: NCCL's kernels take SMs and memory
-bandwidth, and units are copied in and out. An all-gather slows products to 0.59 of their rate on an H100
-(forums.developer.nvidia.com/t/337991), copies not counted. This value fits the published speeds in
-docs/plan.md."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """Seconds of a unit: of computing a micro-batch, gathering its weights and reducing its gradients."""
+    """Seconds of computing a micro-batch in a unit, and the exchanges of its weights and gradients."""
 
     forward: float
     backward: float
     """With recomputation."""
-    gather: float = 0.0
-    reduce: float = 0.0
+    gather: Exchange = NOTHING
+    reduce: Exchange = NOTHING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,21 +197,21 @@ def microbatch_seconds(units: Units, *, gathers: bool, regathers: bool, reduces:
     """
     blocks, back = units.blocks, units.blocks[::-1]
     forward = [units.embedding.forward, *(block.forward for block in blocks), units.head.forward]
-    ahead = [*(block.gather * gathers for block in blocks), 0.0, 0.0]
+    ahead = [*(block.gather if gathers else NOTHING for block in blocks), NOTHING, NOTHING]
     backward = [units.head.backward, *(block.backward for block in back), units.embedding.backward]
-    again = [*(block.gather * regathers for block in back), 0.0, 0.0]
-    behind = [0.0, 0.0, *(block.reduce * reduces for block in back)]
+    again = [*(block.gather if regathers else NOTHING for block in back), NOTHING, NOTHING]
+    behind = [NOTHING, NOTHING, *(block.reduce if reduces else NOTHING for block in back)]
     return (
-        units.embedding.gather * gathers
+        units.embedding.gather.seconds * gathers
         + sum(map(beside, forward, ahead))
-        + sum(beside(*each) for each in zip(backward, map(sum, zip(again, behind, strict=True)), strict=True))
-        + units.embedding.reduce * reduces
+        + sum(map(beside, backward, map(add, again, behind)))
+        + units.embedding.reduce.seconds * reduces
     )
 
 
-def beside(compute: float, exchange: float) -> float:
-    """Seconds until both are done, if they begin together: see `SLOWED`."""
-    return max(exchange, compute + SLOWED * exchange)
+def beside(compute: float, exchange: Exchange) -> float:
+    """Seconds until both are done, if they begin together."""
+    return max(exchange.seconds, compute + exchange.lost)
 
 
 def update_seconds(config: RunConfig, ranks: int, costs: CostModel, links: Links) -> tuple[float, float]:
@@ -234,6 +229,6 @@ def update_seconds(config: RunConfig, ranks: int, costs: CostModel, links: Links
     sent = links.all_to_all(size / ranks, ranks, -(-len(whole) // ranks))
     ways = [
         (shards + costs.update(config, owned(whole, ranks)), 2 * sent),
-        (shards + costs.update(config, whole), links.ring(size, ranks)),
+        (shards + costs.update(config, whole), links.ring(size, ranks).seconds),
     ]
     return min(ways, key=sum)

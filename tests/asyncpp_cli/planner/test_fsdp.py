@@ -14,11 +14,10 @@ import pytest
 
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.devices import DEVICES, Device, find_device
-from asyncpp_cli.planner.costs.links import BASE_US, LINK_US, NETWORK_US, Links
+from asyncpp_cli.planner.costs.links import BASE_US, LINK_US, NETWORK_US, Exchange, Links
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import estimate
 from asyncpp_cli.planner.fsdp import (
-    SLOWED,
     Unit,
     Units,
     step_seconds,
@@ -39,12 +38,14 @@ class Events:
     def __init__(self) -> None:
         self.computes: list[tuple[str, float, set[str]]] = []
         self.exchanges: list[tuple[str, float, set[str]]] = []
+        self.paces: list[float] = []
 
     def compute(self, name: str, seconds: float, *after: str) -> None:
         self.computes.append((name, seconds, {f"{other} ended" for other in after}))
 
-    def exchange(self, name: str, seconds: float, *after: str) -> None:
-        self.exchanges.append((name, seconds, set(after)))
+    def exchange(self, name: str, exchange: Exchange, *after: str) -> None:
+        self.exchanges.append((name, exchange.seconds, set(after)))
+        self.paces.append(1 - exchange.lost / exchange.seconds)
 
     def seconds(self) -> float:
         now, happened = 0.0, set[str]()
@@ -56,7 +57,7 @@ class Events:
                     if queue and left[number] is None and queue[0][2] <= happened:
                         left[number] = queue[0][1]
                         happened.add(f"{queue[0][0]} began")
-            rates = (1.0 if left[1] is None else 1 - SLOWED, 1.0)
+            rates = (1.0 if left[1] is None else self.paces[-len(queues[1])], 1.0)
             passing = min(rest / rate for rest, rate in zip(left, rates, strict=True) if rest is not None)
             now += passing
             for number, queue in enumerate(queues):
@@ -106,8 +107,8 @@ def simulated(units: Units, sharding: Sharding, microbatches: int) -> float:
                 events.exchange(name(f"again {block}"), unit.gather, f"{previous} began")
                 waits.append(name(f"again {block}"))
             if reduces and block + 1 < layers:
-                seconds = units.blocks[block + 1].reduce
-                events.exchange(name(f"reduced {block + 1}"), seconds, f"{previous} ended")
+                reduce = units.blocks[block + 1].reduce
+                events.exchange(name(f"reduced {block + 1}"), reduce, f"{previous} ended")
             events.compute(name(f"backward {block}"), unit.backward, *waits)
             previous = name(f"backward {block}")
         waits = [name("reduced 1")] if reduces and layers > 1 else []
@@ -125,8 +126,9 @@ def random_units(draw: random.Random) -> Units:
     weight = 10 ** draw.uniform(-2, 1)
 
     def unit() -> Unit:
-        forward, gather = draw.uniform(0.5, 2), weight * draw.uniform(0.5, 2)
-        backward, reduce = forward * draw.uniform(1.5, 3), gather * draw.uniform(1, 3)
+        forward, seconds = draw.uniform(0.5, 2), weight * draw.uniform(0.5, 2)
+        gather, reduce = (Exchange(each, each * draw.random()) for each in (seconds, 2 * seconds))
+        backward = forward * draw.uniform(1.5, 3)
         return Unit(forward=forward, backward=backward, gather=gather, reduce=reduce)
 
     blocks = [unit() for _ in range(draw.randint(1, 12))]
@@ -168,7 +170,7 @@ def test_a_ring_takes_what_its_steps_take(ranks: int, size: float, gbit: int, to
     hide some of them; within a node it is exact."""
     links = replace(LINKS, between=gbit / 8 * 1e9)
     rel = 1e-9 if ranks <= links.node else tolerance
-    assert links.ring(size, ranks) == pytest.approx(ring_by_steps(size, ranks, links), rel=rel)
+    assert links.ring(size, ranks).seconds == pytest.approx(ring_by_steps(size, ranks, links), rel=rel)
 
 
 PUBLISHED = Path(__file__).with_name("published_speeds.csv")
@@ -177,7 +179,9 @@ PUBLISHED = Path(__file__).with_name("published_speeds.csv")
 `recomputed` is the share of a block's forward that is computed again: torchtitan's selective recomputation
 repeats every second product, 0.365 of an 8b's; of fms-fsdp's it is not said, and half is assumed.
 `gradient_bytes` are those of a value while gradients are reduced, `microbatches` those of a step on a rank.
-nanotron's speeds follow from its MFU. `gelu` is an MLP of two matrices.
+nanotron's speeds follow from its MFU. `gelu` is an MLP of two matrices. `network_gbs` is of a GPU, 10^9 bytes
+per second: fms-fsdp's 400 and 800 Gbit/s are taken to be a node's, and where nothing is said there is one
+adapter per GPU.
 """
 SLOWER_H100 = replace(
     DEVICES["h100"], name="h100-500w", bandwidth_gbs=2400, matrix_share=0.58, attention_share=0.21
@@ -191,7 +195,8 @@ def published() -> list[dict[str, str]]:
 
 
 def device_of(row: dict[str, str]) -> Device:
-    return SLOWER_H100 if row["device"] == SLOWER_H100.name else find_device(row["device"], key="device")
+    device = SLOWER_H100 if row["device"] == SLOWER_H100.name else find_device(row["device"], key="device")
+    return replace(device, network_gbs=float(row["network_gbs"]))
 
 
 def run_of(row: dict[str, str]) -> RunConfig:
@@ -274,7 +279,7 @@ def test_what_more_gpus_cost_is_estimated() -> None:
 
 def test_the_document_shows_the_estimates() -> None:
     """The lines of a table: runs that differ in GPUs, micro-batches and speed stand together."""
-    columns = ("source", "device", "model", "layout", "context", "recomputed", "compiled")
+    columns = ("source", "device", "model", "layout", "context", "recomputed", "compiled", "network_gbs")
     lines = []
     for key, group in groupby(ratios(), lambda each: [each[0][column] for column in columns]):
         runs = list(group)
