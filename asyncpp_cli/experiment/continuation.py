@@ -125,8 +125,9 @@ def write_continuations(
             _link(source, folder_of(run.checkpoints, each.lineage.step))
             if (problem := _damage(run, each.lineage.step)) is not None:
                 raise UserError(f"{each.parent.id}: {problem}")
-        if experiment.template_file.is_file():
-            shutil.copyfile(experiment.template_file, staged.template_file)
+        for file in (experiment.own_template, experiment.resolved_template):
+            if file.is_file():
+                shutil.copyfile(file, temporary / file.name)
         write_experiment(staged)
     return made
 

@@ -212,7 +212,11 @@ def _write_run(run: Run, resolved: ResolvedCell, copies: CodeCopies) -> str:
 
 
 def _write_description(experiment: Experiment, template: Template) -> None:
-    write_text(experiment.template_file, text_of(template))
+    source = Path(template.source)
+    # Sweeping again what it was resolved to does not replace the user's own text.
+    if source.name != experiment.resolved_template.name or not experiment.own_template.is_file():
+        write_bytes(experiment.own_template, source.read_bytes())
+    write_text(experiment.resolved_template, text_of(template))
     write_experiment(experiment)
 
 

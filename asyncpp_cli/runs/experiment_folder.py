@@ -1,8 +1,9 @@
 """The experiment folder: experiment.json and the paths of everything beside the runs.
 
 EXPERIMENT/experiment.json         name, template, cells {id, axes}
-EXPERIMENT/template.yaml           the template with its command-line overrides
-EXPERIMENT/lock                    held while the two above are written (`experiment.render`)
+EXPERIMENT/template.yaml           the user's own template
+EXPERIMENT/resolved.yaml           the same with its `base` and changes of the command line
+EXPERIMENT/lock                    held while the three above are written (`experiment.render`)
 EXPERIMENT/submissions/            what was submitted to SLURM (`slurm.submissions`)
 EXPERIMENT/bad-nodes/              nodes to exclude (`launch.bad_nodes`)
 EXPERIMENT/tune.json               what is tuned (`tune.plan`)
@@ -68,8 +69,12 @@ class Experiment:
     """Code of the user's own that the cells name, `module:name`: confirmed when they were made."""
 
     @property
-    def template_file(self) -> Path:
+    def own_template(self) -> Path:
         return self.folder / "template.yaml"
+
+    @property
+    def resolved_template(self) -> Path:
+        return self.folder / "resolved.yaml"
 
     @property
     def submissions(self) -> Path:
@@ -99,6 +104,15 @@ class Experiment:
         for cell in self.cells:
             by_seed.setdefault(repr(cell.axes.get("seed")), []).append(self.run(cell.id))
         return [run for runs in by_seed.values() for run in runs]
+
+
+def whole_template(folder: Path) -> Path:
+    """The template that makes all cells of an experiment anew.
+
+    Folders of earlier versions have it as template.yaml.
+    """
+    resolved = folder / "resolved.yaml"
+    return resolved if resolved.is_file() else folder / "template.yaml"
 
 
 def open_experiment(folder: Path) -> Experiment:

@@ -18,7 +18,7 @@ from asyncpp_cli.base.console import command
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.attempts.files import Scheduler
 from asyncpp_cli.runs.attempts.settle import current_status
-from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.experiment_folder import Experiment, whole_template
 from asyncpp_cli.runs.status import Cause, State, Status, is_done
 from asyncpp_cli.tune.plan import Arm, Candidate, Plan, survivors
 
@@ -118,7 +118,7 @@ def standings(experiment: Experiment, plan: Plan, *, scheduler: Scheduler | None
     if lost:
         raise UserError(
             f"{experiment.folder}: {lost[0]} is no run any more; to make it anew: "
-            f"{command('sweep', experiment.template_file, '--out', experiment.folder)}"
+            f"{command('sweep', whole_template(experiment.folder), '--out', experiment.folder)}"
         )
     return [
         arm_standing(
@@ -162,7 +162,7 @@ def arm_standing(arm: Arm, records: Mapping[str, RunRecord], *, eta: int) -> Arm
         if step not in records[run].losses and (records[run].saved_step or 0) > step:
             raise UserError(
                 f"{run} has trained to step {records[run].saved_step} without an evaluation after step "
-                f"{step}, where it is compared; `asyncpp remove` it, and sweep its template.yaml again"
+                f"{step}, where it is compared; `asyncpp remove` it, and sweep its resolved.yaml again"
             )
     return ArmStanding(
         arm=arm,

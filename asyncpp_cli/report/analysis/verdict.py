@@ -23,6 +23,7 @@ from asyncpp_cli.report.analysis.names import arm_names
 from asyncpp_cli.report.analysis.pairs import pairs
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, paired, t_quantile
 from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, StepsRatio, steps_ratio, time_interval
+from asyncpp_cli.runs.experiment_folder import whole_template
 from stages.update.lr_schedule import SCHEDULES
 
 PAYS, DOES_NOT_PAY, UNDECIDED = "pays", "does not pay", "undecided"
@@ -186,7 +187,7 @@ class Verdict:
         launch = command("launch", folder)
         if setting is None:
             return f"`{launch}`"
-        return f"`{command('sweep', folder / 'template.yaml', setting, '--out', folder)} && {launch}`"
+        return f"`{command('sweep', whole_template(folder), setting, '--out', folder)} && {launch}`"
 
     def record(self) -> dict[str, Any]:
         """The numbers, for JSON."""

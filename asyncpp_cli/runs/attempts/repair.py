@@ -16,6 +16,7 @@ from asyncpp_cli.runs.attempts.end_row import has_rows, metrics_problem
 from asyncpp_cli.runs.attempts.files import Claimed, RankEnd, RankStart
 from asyncpp_cli.runs.attempts.outcome import outcome_of
 from asyncpp_cli.runs.attempts.settle import current_status
+from asyncpp_cli.runs.experiment_folder import whole_template
 from asyncpp_cli.runs.processes import is_gone, is_local
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
@@ -85,7 +86,7 @@ def damage(run: Run, status: Status) -> str:
 def restoring(run: Run) -> str:
     """The command that makes a run's folder or configuration anew where it is missing or damaged."""
     folder = run.folder.parents[1]
-    return command("sweep", folder / "template.yaml", "--out", folder)
+    return command("sweep", whole_template(folder), "--out", folder)
 
 
 def _go_back(run: Run) -> int:

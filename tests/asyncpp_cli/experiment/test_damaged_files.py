@@ -54,7 +54,13 @@ def test_any_damage_to_an_experiment_is_restored_or_refused(
     shutil.rmtree(tmp_path / "e", ignore_errors=True)
     folder = Path(shutil.copytree(whole / "e", tmp_path / "e"))
     run, *others = open_experiment(folder).runs
-    names = (EXPERIMENT_FILE, "template.yaml", f"runs/{run.id}/config.yaml", f"runs/{run.id}/status.json")
+    names = (
+        EXPERIMENT_FILE,
+        "template.yaml",
+        "resolved.yaml",
+        f"runs/{run.id}/config.yaml",
+        f"runs/{run.id}/status.json",
+    )
     file = folder / data.draw(st.sampled_from(names))
     before = file.read_bytes() if file.exists() else b'{"format": 1, "state": "pending"}'
     match data.draw(st.sampled_from(["bytes", "gone", "folder", "link"])):

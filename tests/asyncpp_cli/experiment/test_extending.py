@@ -92,7 +92,7 @@ def test_an_experiment_can_be_swept_again_from_its_own_template(tmp_path: Path) 
     assert swept(folder, "matrix.seed=[0,1]").code == 0
     shutil.rmtree(folder / "runs")
     whole = ids(folder)
-    succeeded("sweep", folder / "template.yaml", "--out", folder)
+    succeeded("sweep", folder / "resolved.yaml", "--out", folder)
     assert {run.name for run in (folder / "runs").iterdir()} == whole == ids(folder)
 
 

@@ -67,8 +67,8 @@ def test_a_sweep_writes_which_run_gives_the_loss_and_says_so(tmp_path: Path) -> 
     assert note in swept.errors
     written = json.loads((tmp_path / "e" / "experiment.json").read_text())["cells"]
     assert [cell["loss_of"] for cell in written] == [cell["loss_of"] for cell in json.loads(swept.output)]
-    # The folder's template makes the same cells.
-    again = succeeded("sweep", tmp_path / "e" / "template.yaml", "--out", tmp_path / "e")
+    # The folder's resolved template makes the same cells.
+    again = succeeded("sweep", tmp_path / "e" / "resolved.yaml", "--out", tmp_path / "e")
     assert "0 runs added" in again.errors
     assert json.loads((tmp_path / "e" / "experiment.json").read_text())["cells"] == written
 

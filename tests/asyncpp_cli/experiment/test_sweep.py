@@ -16,6 +16,20 @@ from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.settings import config_hash
 
 
+def test_a_folder_keeps_the_users_text_beside_what_it_resolved_to(tmp_path: Path) -> None:
+    text = "# why these rates\nbase: quickstart\ndata.context: 64  # short\n"
+    mine, folder = tmp_path / "mine.yaml", tmp_path / "e"
+    mine.write_text(text)
+    succeeded("sweep", mine, "train.steps=20", "--out", folder)
+    ids = [cell.id for cell in open_experiment(folder).cells]
+    for again in (mine, folder / "template.yaml", folder / "resolved.yaml"):
+        changes = [] if again.name == "resolved.yaml" else ["train.steps=20"]
+        assert "0 runs added" in succeeded("sweep", again, *changes, "--out", folder).errors
+        assert (folder / "template.yaml").read_text() == text
+    resolved = succeeded("sweep", folder / "resolved.yaml", "--list", "--json")
+    assert [each["id"] for each in json.loads(resolved.output)] == ids
+
+
 @pytest.mark.slow
 def test_a_sweep_shows_every_cell_and_adds_only_what_is_new(tmp_path: Path) -> None:
     folder = tmp_path / "e"
