@@ -218,15 +218,15 @@ def update_seconds(config: RunConfig, ranks: int, costs: CostModel, links: Links
     """Seconds that an optimizer step over so many shards computes, and those that it exchanges.
 
     What is updated value by value is updated in shards. Each matrix that is needed whole goes to one owner,
-    in the type of the weights, and its update back, as in Dion (arXiv 2504.05295); or every rank gathers and
-    updates all of them, where that is faster.
+    in the type of the weights, and its update back, as in Dion (arXiv 2504.05295), all of them at once; or
+    every rank gathers and updates all, where that is faster.
     """
     elementwise, whole = by_rule(config)
     shards = costs.update(config, elementwise) / ranks
     if not whole:
         return shards, 0.0
     size = sizes(config).replica * sum(parameter.size for parameter in whole)
-    sent = links.all_to_all(size / ranks, ranks, -(-len(whole) // ranks))
+    sent = links.all_to_all(size / ranks, ranks)
     ways = [
         (shards + costs.update(config, owned(whole, ranks)), 2 * sent),
         (shards + costs.update(config, whole), links.ring(size, ranks).seconds),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heapreplace
 from math import prod
 from typing import Any
 
@@ -19,7 +20,7 @@ from stages.config.run_config import ModelConfig, RunConfig, optimizer_options
 from stages.memory.estimate import head_chunk_rows, microbatch_activations, recomputed_bytes, sizes
 from stages.shape.activations import INDEX_BYTES
 from stages.shape.families import describe
-from stages.shape.partition import StageCut, owned_members
+from stages.shape.partition import StageCut
 from stages.shape.spec import Parameter, PartSpec
 
 
@@ -65,9 +66,13 @@ def _by_rule(settings: tuple[Any, ...], optimizer: str) -> tuple[Sequence[Parame
 
 
 def owned(parameters: Sequence[Parameter], ranks: int) -> Sequence[Parameter]:
-    """Of parameters that are not cut, those of the rank that owns most."""
-    of_ranks = owned_members(tuple(parameters), data_ranks=ranks)
-    return max(of_ranks, key=lambda of_rank: sum(parameter.size for parameter in of_rank))
+    """Of parameters that are not cut, those of the rank that owns most, if each goes to the rank with least
+    so far, the largest first."""
+    loads: list[tuple[int, int, list[Parameter]]] = [(0, rank, []) for rank in range(ranks)]
+    for parameter in sorted(parameters, key=lambda parameter: -parameter.size):
+        load, rank, of_rank = loads[0]
+        heapreplace(loads, (load + parameter.size, rank, [*of_rank, parameter]))
+    return max(loads)[2]
 
 
 def memory(config: RunConfig, sharding: Sharding) -> dict[str, int]:

@@ -74,14 +74,14 @@ class Links:
         steps = 2 * (nodes - 1)
         return self._exchange(BASE_US + steps * NETWORK_US, steps / nodes * size, self.between)
 
-    def all_to_all(self, size: float, ranks: int, rounds: int) -> float:
-        """Seconds of `rounds` exchanges in which each rank sends equal parts of `size` bytes to all, itself
-        included."""
+    def all_to_all(self, size: float, ranks: int) -> float:
+        """Seconds of an exchange in which each rank sends equal parts of `size` bytes to all, itself among
+        them."""
         if ranks == 1:
             return 0.0
         away = max(0, ranks - self.node)
         near = ranks - 1 - away
-        latency = rounds * (BASE_US + near * LINK_US + away * NETWORK_US)
+        latency = BASE_US + near * LINK_US + away * NETWORK_US
         return latency * _MICRO + max(near * size / self.within, away * size / self.between) / ranks
 
     def _exchange(self, latency_us: float, size: float, rate: float) -> Exchange:

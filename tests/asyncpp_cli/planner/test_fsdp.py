@@ -18,14 +18,16 @@ from asyncpp_cli.planner.costs.links import BASE_US, LINK_US, NETWORK_US, Exchan
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import estimate
 from asyncpp_cli.planner.fsdp import (
+    Sharded,
     Unit,
     Units,
+    fsdp_layouts,
     step_seconds,
     units_of,
     update_seconds,
 )
 from asyncpp_cli.planner.layouts import layout
-from asyncpp_cli.planner.sharding import Sharding
+from asyncpp_cli.planner.sharding import Sharding, by_rule
 from stages.config.run_config import ModelConfig, RunConfig
 
 LINKS = Links.of(DEVICES["h100"])
@@ -171,6 +173,45 @@ def test_a_ring_takes_what_its_steps_take(ranks: int, size: float, gbit: int, to
     links = replace(LINKS, between=gbit / 8 * 1e9)
     rel = 1e-9 if ranks <= links.node else tolerance
     assert links.ring(size, ranks).seconds == pytest.approx(ring_by_steps(size, ranks, links), rel=rel)
+
+
+def test_matrices_are_exchanged_by_bytes() -> None:
+    """Muon's update is AdamW's, and what its matrices' owner computes and receives."""
+    muon, adamw = (base_of("7b", [f"optimizer={name}"]).config for name in ("muon", "adamw"))
+    costs, ranks = Roofline(DEVICES["h100"]), 64
+    assert update_seconds(adamw, ranks, costs, LINKS)[1] == 0
+    computed, exchanged = update_seconds(muon, ranks, costs, LINKS)
+    _, matrices = by_rule(muon)
+    size = 2 * sum(matrix.size for matrix in matrices)
+    # To and from each other rank of 64; those of other nodes are behind the adapter.
+    seconds = 2 * size / ranks / ranks * 56 / LINKS.between
+    latency = 2 * (BASE_US + 7 * LINK_US + 56 * NETWORK_US) / 1e6
+    assert exchanged == pytest.approx(seconds + latency)
+    assert computed < costs.update(muon, matrices) / 8
+    # Where links are slow against compute it is still less than gathering all.
+    assert exchanged < LINKS.ring(size, ranks).seconds
+
+
+def test_layouts_come_by_memory_and_time() -> None:
+    base, costs = base_of("7b", ["optimizer=adamw", "data.context=4096"]).config, Roofline(DEVICES["h100"])
+
+    def found(gpus: int, limit_gb: float = 75.0, tokens_per_step: int = 2**20) -> list[Sharded]:
+        return fsdp_layouts(
+            base, gpus=gpus, tokens_per_step=tokens_per_step, costs=costs, links=LINKS, limit_gb=limit_gb
+        )
+
+    layouts = found(64)
+    keys = [(each.memory_gb > 75, each.seconds) for each in layouts]
+    assert keys == sorted(keys)
+    assert {each.sharding.replicas for each in layouts} == {1, 8}
+    assert all(0 < each.lost < 1 and each.alone < each.seconds for each in layouts)
+    for each in layouts:
+        train, count = each.config.train, each.config.schedule.microbatches
+        assert 64 * train.microbatch_size * count * 4096 == 2**20
+    # Less memory takes more time.
+    assert found(64, limit_gb=30)[0].seconds > layouts[0].seconds
+    assert {each.sharding.replicas for each in found(8)} == {1}
+    assert found(64, tokens_per_step=2**16) == []
 
 
 PUBLISHED = Path(__file__).with_name("published_speeds.csv")
