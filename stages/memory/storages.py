@@ -17,8 +17,9 @@ class SavedTensors:
         """Of each cheap part that ran again, as `stages.model.gradients.selective` reports it."""
 
     def keep(self, tensor: Tensor) -> Tensor:
-        self.kept.append(tensor)
-        return tensor
+        # With its graph, which holds this hook, it would be a circle that Python's collector does not see.
+        self.kept.append(tensor.detach())
+        return self.kept[-1]
 
     def make_again(self, tensors: list[Tensor]) -> None:
         self.made_again.append(tensors)

@@ -86,7 +86,7 @@ class _Saved:
 
 class _BlockForward:
     """The forward of one block. It holds the outputs of its cheap parts, by which autograd's savings are
-    recognised; they are released at its end."""
+    recognised."""
 
     def __init__(self) -> None:
         self._running: _CheapPart | None = None
@@ -100,6 +100,10 @@ class _BlockForward:
         self._running = None
         self._outputs[output.untyped_storage()._cdata] = part, output
         return output
+
+    def release(self) -> None:
+        """Let go of the outputs, at the block's end."""
+        self._outputs.clear()
 
     def pack(self, tensor: Tensor) -> Tensor | _Saved:
         if self._running is not None:
@@ -137,6 +141,8 @@ def run_selectively(block: nn.Module, *given: Any) -> Any:
         with saved_tensors_hooks(_current.pack, _unpack):
             return block(*given)
     finally:
+        # Autograd keeps the hook, and so this forward, until the backward.
+        _current.release()
         _current = None
 
 

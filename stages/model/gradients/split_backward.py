@@ -29,7 +29,8 @@ class DeferredGradients:
 
     def leave(self, weights: Sequence[Tensor], add: AddGradient, *kept: Tensor) -> None:
         """Keep tensors that gradients follow from: `add(*(weight.grad for weight in weights), *kept)`."""
-        self._left.append((weights, add, kept))
+        # Without their graph, which holds this object: if no second half came, none would ever go.
+        self._left.append((weights, add, tuple(tensor.detach() for tensor in kept)))
 
     def kept(self) -> list[Tensor]:
         """The tensors that are held until the second half."""
