@@ -7,8 +7,9 @@ The stage is the trainer's own: its replicas, its schedule's actions and its opt
 step. Its neighbours are made up and always ready, so nothing waits: what is measured is the stage.
 
 `2bw` holds two versions of the weights, `1f1b` and `paci` one. Each is run without recomputation, with
-selective and with full; one that the device has no room for is reported as such, and the others go on. A
-stage s of p keeps up to p - s micro-batches in flight: --stage chooses how many.
+selective and with full, in a process of its own, so that none measures what another has left; one that the
+device has no room for is reported as such, and the others go on. A stage s of p keeps up to p - s
+micro-batches in flight: --stage chooses how many.
 
 Measured memory is the most that torch had allocated on the GPU in a segment, for whatever purpose; on a CPU
 it is the tensors that the stage holds, without what is taken and given back within an action.
@@ -17,8 +18,9 @@ it is the tensors that the stage holds, without what is taken and given back wit
 from __future__ import annotations
 
 import argparse
-import gc
+import json
 import statistics
+import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -233,8 +235,23 @@ def arm(options: argparse.Namespace, schedule: str, *, recompute: str, peak: flo
         why_not = str(error)
     except torch.OutOfMemoryError:
         why_not = "out of memory"
-    row = dict.fromkeys(COLUMNS)
-    return row | {"schedule": schedule, "recompute": recompute, "planned_gb": planned, "why_not": why_not}
+    return unmeasured(schedule, recompute, why_not=why_not) | {"planned_gb": planned}
+
+
+def unmeasured(schedule: str, recompute: str, *, why_not: str) -> Row:
+    return dict.fromkeys(COLUMNS) | {"schedule": schedule, "recompute": recompute, "why_not": why_not}
+
+
+def arm_of_its_own(schedule: str, *, recompute: str) -> Row:
+    """The row of an arm that a process of its own measures, with this one's options."""
+    print(f"{schedule}, recomputation: {recompute}", file=sys.stderr, flush=True)
+    own = ["--one", "--schedules", schedule, "--recompute", recompute]
+    command = [sys.executable, __file__, *sys.argv[1:], *own]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if ended.returncode != 0:
+        return unmeasured(schedule, recompute, why_not=f"ended with code {ended.returncode}")
+    row: Row = json.loads(ended.stdout.splitlines()[-1])
+    return row
 
 
 def what(options: argparse.Namespace) -> str:
@@ -276,6 +293,8 @@ def parsed() -> argparse.Namespace:
     arguments.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     arguments.add_argument("--threads", type=int, default=1, help="on a CPU")
     arguments.add_argument("--peak-tflops", type=float, help="of the device; known for many GPUs")
+    arguments.add_argument("--recompute", default=",".join(RECOMPUTE), help="commas between")
+    arguments.add_argument("--one", action="store_true", help="the first alone, in this process, as JSON")
     options = arguments.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         arguments.error("--device cuda: there is no GPU here; accepted: --device cpu, with a small --model")
@@ -295,12 +314,15 @@ def main() -> None:
     if peak is None and options.device == "cuda":
         precision = config_of(options, "1f1b", recompute="none").train.precision
         peak = peak_tflops(torch.cuda.get_device_name(), precision)
-    rows = []
-    for schedule in options.schedules.split(","):
-        for recompute in RECOMPUTE:
-            print(f"{schedule}, recomputation: {recompute}", file=sys.stderr, flush=True)
-            rows.append(arm(options, schedule, recompute=recompute, peak=peak))
-            gc.collect()  # of the arm before nothing may be left in memory
+    schedules, recomputations = options.schedules.split(","), options.recompute.split(",")
+    if options.one:
+        print(json.dumps(arm(options, schedules[0], recompute=recomputations[0], peak=peak)))
+        return
+    rows = [
+        arm_of_its_own(schedule, recompute=recompute)
+        for schedule in schedules
+        for recompute in recomputations
+    ]
     chip = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     where = {"what": what(options), "chip": chip, **conditions(options)}
     publish("big-stage", f"One stage of {options.model} by itself", rows, where, options)

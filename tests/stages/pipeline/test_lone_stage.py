@@ -18,6 +18,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("results")
     sizes = ["--model", "micro", "--stages", "4", "--context", "16", "--steps", "2", "--segments", "2"]
     given = ["--device", "cpu", *sizes, "--peak-tflops", "1", "--json", "--out", str(folder)]
+    # An arm that cannot be made ends its process, and no other.
+    given += ["--schedules", "2bw,no-such,1f1b,paci"]
     ended = subprocess.run(
         [sys.executable, SCRIPT, *given], capture_output=True, text=True, check=False, timeout=120
     )
@@ -26,7 +28,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     lines = written.read_text().splitlines()
     assert sum(line.startswith(("| 2bw |", "| 1f1b |", "| paci |")) for line in lines) == 9
     found: list[dict[str, Any]] = json.loads(ended.stdout)["rows"]
-    return found
+    failed = [row for row in found if row["schedule"] == "no-such"]
+    assert [row["why_not"] for row in failed] == ["ended with code 1"] * 3
+    return [row for row in found if row not in failed]
 
 
 @pytest.mark.slow
