@@ -23,6 +23,7 @@ class StepLines:
         self._steps = steps
         self._began: tuple[float, int] = 0.0, 0
         self._tokens_per_step = 1
+        self._replayed = False
         self._printed: tuple[float, int] | None = None
         """Time of the last step line, and tokens trained until then."""
 
@@ -31,7 +32,10 @@ class StepLines:
         match row["kind"]:
             case "start":
                 self._began = time.monotonic(), int(row["step"])
-                self._tokens_per_step = int(row["tokens_per_step"])
+                self._tokens_per_step, self._replayed = (
+                    int(row["tokens_per_step"]),
+                    row.get("replayed", False),
+                )
                 after = f"resuming after step {row['step']}" if row["step"] else "beginning"
                 count, active = row["parameters"], row["active_parameters"]
                 parameters = f"{count:,} parameters" + (f" ({active:,} active)" if active < count else "")
@@ -57,8 +61,8 @@ class StepLines:
                 return
             began, first = self._began
             remaining = (now - began) / max(1, step - first) * (self._steps - step)
-            rate = (tokens - last_tokens) / (now - last)
-            figures = f", {rate:,.0f} tokens/s, {duration(remaining)} remaining"
+            rate = f", {(tokens - last_tokens) / (now - last):,.0f} tokens/s" if not self._replayed else ""
+            figures = f"{rate}, {duration(remaining)} remaining"
         self._printed = now, tokens
         _print(f"step {step} of {self._steps}: training loss {train_loss:.4f}{figures}")
 

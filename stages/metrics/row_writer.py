@@ -160,6 +160,7 @@ class Rows:
                 {report.rank: report.met for report in pipeline},
                 first_step=first_step,
                 steps=steps,
+                microbatches=self._config.schedule.microbatches,
             )
         )
 

@@ -33,34 +33,51 @@ class Meeting:
 
 def kept_actions(actions: int, *, steps: int) -> int:
     """Number of actions to timestamp on a rank that has `actions` in `steps` steps."""
-    return min(MOST_ACTIONS, STEPS * -(-actions // steps))
+    # One more than are shown: ranks are not at the same place when their records begin.
+    return min(MOST_ACTIONS, (STEPS + 1) * -(-actions // steps))
 
 
 def timeline(
-    traces: Mapping[int, RankTrace], met: Mapping[int, Meeting], *, first_step: int, steps: int
+    traces: Mapping[int, RankTrace],
+    met: Mapping[int, Meeting],
+    *,
+    first_step: int,
+    steps: int,
+    microbatches: int,
 ) -> dict[str, Any]:
     """The last actions of a segment: rank by rank `[action, start, end]`, in order of completion.
 
     Times are whole microseconds since the first start; a rank waits between its actions. All ranks start at
-    the same moment, the earliest that every rank has recorded.
+    the same moment, when the first stage begins a step: one that every rank has recorded, unless a step has
+    too many actions.
 
     Args:
         traces: of each rank of one pipeline.
         met: when each of them left the latest meeting before the segment.
         first_step: of the segment.
         steps: of the segment.
+        microbatches: per step.
     """
     origins: dict[str, float] = {}
     for meeting in met.values():
         origins[meeting.host] = min(meeting.left, origins.get(meeting.host, meeting.left))
     by_rank = [_relative_to(origins[met[rank].host], traces[rank]) for rank in sorted(traces)]
-    share = min(len(trace.latest) / max(1, _performed(trace)) for trace in traces.values())
     cut_short = [
         rank_actions[0][1]
         for rank_actions, rank in zip(by_rank, sorted(traces), strict=True)
         if rank_actions and len(rank_actions) < _performed(traces[rank])
     ]
     since = max(cut_short, default=float("-inf"))
+    begun = [
+        (start, first_step + steps - action.microbatch // microbatches)
+        for rank_actions in by_rank
+        for action, start, _ in rank_actions
+        if (action.stage, action.op) == (0, Op.FORWARD) and action.microbatch % microbatches == 0
+    ]
+    kept = steps * min(len(trace.latest) / max(1, _performed(trace)) for trace in traces.values())
+    whole = [(start, left) for start, left in begun if start >= since and left <= STEPS]
+    if cut_short and whole:
+        since, kept = min(whole)
     # An update that comes first belongs to an earlier step.
     shown = [
         list(dropwhile(_is_update, (timed for timed in rank_actions if timed[1] >= since)))
@@ -70,7 +87,7 @@ def timeline(
     return {
         "first_step": first_step,
         "steps": steps,
-        "steps_kept": round(steps * share, 2),
+        "steps_kept": round(kept, 2),
         "ranks": [
             [
                 [str(action), _microseconds(start - begin), _microseconds(end - begin)]

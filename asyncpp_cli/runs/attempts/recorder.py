@@ -97,6 +97,7 @@ class RunRecorder:
         self._written_at = -math.inf
         self._claimed = math.nan
         self._tokens_per_step = 1
+        self._replayed = False
         self._last_step: Mapping[str, Any] | None = None
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -113,7 +114,7 @@ class RunRecorder:
         if not self._metrics.is_whole:
             self._check_not_superseded()
         if row["kind"] == "start":
-            self._tokens_per_step = row["tokens_per_step"]
+            self._tokens_per_step, self._replayed = row["tokens_per_step"], row.get("replayed", False)
             ours = {"run": self._run.id, "attempt": self._attempt.number}
             row = {**row, **ours, "asyncpp": asyncpp_version(), "commit": commit()}
         if row["kind"] == "segment":
@@ -148,7 +149,10 @@ class RunRecorder:
         return has_rows(self._run, step)
 
     def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
-        """Update progress in the status; written at most twice per second, later where the system refuses."""
+        """Update progress in the status; written at most twice per second, later where the system refuses.
+
+        A replay has no rate: its ranks take turns.
+        """
         now = time.monotonic()
         if self._latest is None:
             self._claimed = now - self._attempt.seconds()
@@ -156,7 +160,7 @@ class RunRecorder:
             self._latest or self._run.status(),
             step=step,
             train_loss=train_loss,
-            tokens_per_second=tokens_per_second,
+            tokens_per_second=None if self._replayed else tokens_per_second,
             updated=time.time(),
             seconds=now - self._claimed,
         )

@@ -98,6 +98,17 @@ def test_the_recorder_says_how_far_the_run_is_and_which_attempt_wrote(run: Run) 
     assert run.metrics()[0] == {"kind": "start", "step": 0, "tokens_per_step": 8, "attempt": 1} | code
 
 
+def test_a_replay_says_nothing_of_speed(run: Run) -> None:
+    attempt = claimed(run, processes=1, replay=True, steps=4)
+    recorder = RunRecorder(run, attempt=attempt.number)
+    recorder.append({"kind": "start", "step": 0, "tokens_per_step": 8, "replayed": True})
+    recorder.append(step_row(1))
+    recorder.heartbeat(1, train_loss=1.0, tokens_per_second=1.0)
+    assert run.status().tokens_per_second is None
+    recorder.close()
+    assert (run.status().step, run.status().tokens_per_second) == (1, None)
+
+
 @pytest.mark.parametrize(
     "harm",
     [

@@ -59,9 +59,13 @@ def test_a_pipelines_timeline_is_its_program_in_order(text: Path) -> None:
         ]
         for one in written:
             check(one, config)
+        begun = [
+            parse_action(text) for of_rank in written[0]["ranks"] for text, start, _ in of_rank if not start
+        ]
+        assert any((action.stage, action.microbatch % MICROBATCHES) == (0, 0) for action in begun)
         # The second is whole.
         assert written[1]["steps_kept"] == TRAINED - DRAIN
-        assert 0 < written[0]["steps_kept"] <= STEPS < DRAIN
+        assert written[0]["steps_kept"] == STEPS < DRAIN
 
 
 def check(written: dict[str, Any], config: RunConfig) -> None:
@@ -124,7 +128,7 @@ def test_hosts_are_set_by_the_meeting_and_ranks_of_one_host_share_its_clock() ->
         1: Meeting(host="a", left=100.0),
         2: Meeting(host="b", left=9000.0),
     }
-    written = timeline(traces, met, first_step=3, steps=1)
+    written = timeline(traces, met, first_step=3, steps=1, microbatches=1)
     assert [of_rank[0][1:] for of_rank in written["ranks"]] == [
         [0, 1_000_000],
         [1_000_000, 2_000_000],
@@ -132,14 +136,16 @@ def test_hosts_are_set_by_the_meeting_and_ranks_of_one_host_share_its_clock() ->
     ]
 
 
-def test_the_timeline_begins_where_the_records_of_all_ranks_overlap() -> None:
+@pytest.mark.parametrize(("microbatches", "kept"), [(2, 1.0), (16, 2.0)])
+def test_the_timeline_begins_with_a_step_that_all_ranks_have_recorded(microbatches: int, kept: float) -> None:
     traces = {
         0: of_times(0, [(float(n), n + 1.0) for n in range(5, 9)], performed=16),
         1: of_times(1, [(float(n), n + 1.0) for n in range(7, 11)], performed=16),
     }
     met = dict.fromkeys(traces, Meeting(host="a", left=0.0))
-    written = timeline(traces, met, first_step=0, steps=8)
-    assert written["steps_kept"] == 2.0
+    written = timeline(traces, met, first_step=0, steps=8, microbatches=microbatches)
+    # Where none has, it begins where the records of all ranks overlap.
+    assert written["steps_kept"] == kept
     assert [[text for text, _, _ in of_rank] for of_rank in written["ranks"]] == [
         ["0F14@0", "0F15@0"],
         ["1F12@0", "1F13@0", "1F14@0", "1F15@0"],
@@ -148,7 +154,7 @@ def test_the_timeline_begins_where_the_records_of_all_ranks_overlap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("actions", "steps", "kept"), [(170, 10, 68), (34, 2, 68), (10_000, 5, MOST_ACTIONS)]
+    ("actions", "steps", "kept"), [(170, 10, 85), (34, 2, 85), (10_000, 5, MOST_ACTIONS)]
 )
 def test_the_number_of_kept_actions_is_bounded(actions: int, steps: int, kept: int) -> None:
     assert kept_actions(actions, steps=steps) == kept
