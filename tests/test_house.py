@@ -7,6 +7,7 @@ import importlib.util
 import re
 import shlex
 import tomllib
+import warnings
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -288,3 +289,10 @@ def test_the_layers_that_are_drawn_are_those_that_are_checked() -> None:
     )
     assert list(filter(None, left)) == [layer for layer in towers[0] if layer != "__main__"]
     assert list(filter(None, right)) == towers[1]
+
+
+def test_what_torch_warns_of_in_its_own_modules_fails_no_test() -> None:
+    for category in (DeprecationWarning, UserWarning):
+        warnings.warn_explicit("old", category, "x.py", 1, module="torch.jit._script")
+        with pytest.raises(category):
+            warnings.warn_explicit("old", category, "x.py", 2, module="stages.trainer")

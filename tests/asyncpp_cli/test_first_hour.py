@@ -65,8 +65,10 @@ def test_every_step_names_a_command_that_is_there(first_hour) -> None:  # type: 
 
 
 @pytest.mark.slow
-def test_its_experiments_train_and_are_profiled(first_hour, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """With a small model, the rest as it stands."""
+def test_its_experiments_train_and_are_profiled(
+    first_hour, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    """With a small model, the rest as it stands; where there is no polars all but the report."""
     small = ("model=micro", "data.context=32", "train.steps=4", "train.eval_interval=2")
     small += ("matrix.optimizer=[muon]",)
     steps = [
@@ -74,7 +76,13 @@ def test_its_experiments_train_and_are_profiled(first_hour, tmp_path: Path) -> N
         for step in first_hour.STEPS
         if any(first_hour.FOLDER in word for word in step.command)
     ]
-    outcomes = first_hour.perform(steps, folder=tmp_path)
+    [showing] = [step for step in steps if "report" in step.command]
+    with monkeypatch.context() as patch:
+        (tmp_path / "without").mkdir()
+        (tmp_path / "without/polars.py").write_text("raise ImportError('no polars')")
+        patch.setenv("PYTHONPATH", str(tmp_path / "without"), prepend=":")
+        outcomes = first_hour.perform([step for step in steps if step != showing], folder=tmp_path)
+    outcomes += first_hour.perform([showing], folder=tmp_path)
     assert [each.ended for each in outcomes] == ["ok"] * 5, outcomes
     [report] = [each.output for each in outcomes if "report" in each.step.command]
     assert all(name in report for name in ("1f1b", "2bw", "muon"))
