@@ -302,19 +302,27 @@ def throughput(timeline: Timeline) -> Throughput:
     """
     program = timeline.program
     first, last = measured_steps(program)
-    step_times, busy = [], []
+    busy = []
     for rank, actions in enumerate(program.actions):
-        ends = timeline.ends[rank]
+        starts, ends = timeline.starts[rank], timeline.ends[rank]
         marks = _ends_of_steps(program, actions)
         begin, end = marks[first], marks[last]
         elapsed = ends[end] - ends[begin]
-        starts = timeline.starts[rank]
         computing = sum(ends[place] - starts[place] for place in range(begin + 1, end + 1))
-        step_times.append(elapsed / (last - first))
         busy.append(computing / elapsed if elapsed else 1.0)
-    step_time = sum(step_times) / len(step_times)
+    step_time = seconds_between(timeline, first, last)
     drain_time = max(0.0, timeline.makespan - program.steps * step_time)
     return Throughput(step_time=step_time, busy=tuple(busy), drain_time=drain_time)
+
+
+def seconds_between(timeline: Timeline, first: int, last: int) -> float:
+    """Time of a step, as a mean over those after `first` up to `last`, numbered within the segment, and over
+    the ranks: from the end of one step's last backward to that of the next one's."""
+    total = 0.0
+    for actions, ends in zip(timeline.program.actions, timeline.ends, strict=True):
+        marks = _ends_of_steps(timeline.program, actions)
+        total += ends[marks[last]] - ends[marks[first]]
+    return total / (last - first) / timeline.program.num_ranks
 
 
 def _ends_of_steps(program: Program, actions: tuple[Action, ...]) -> list[int]:

@@ -27,6 +27,7 @@ from asyncpp_cli.planner.step_time import (
     sharded_step,
     simulated_step,
     step_time,
+    unflushed_step,
 )
 from asyncpp_cli.runs.settings import copy_of
 from schedules import Op
@@ -489,13 +490,6 @@ def _with_cut(config: RunConfig, sizes: Sequence[float], costs: CostModel) -> Es
     )
 
 
-def _has_closed_form(name: str) -> bool:
-    if schedules.is_custom(name):
-        return False
-    member = schedules.find(name)
-    return member.synchronous or member.unflushed
-
-
 def _step_time(config: RunConfig, times: StageTimes) -> StepTime:
     if config.parallel.shard_gradients and schedule_facts(config).updates_together:
         # The next backward waits for the reduction, which therefore counts as an update. It is not work.
@@ -509,12 +503,15 @@ def _step_time(config: RunConfig, times: StageTimes) -> StepTime:
 
 def _plain_step_time(config: RunConfig, times: StageTimes) -> StepTime:
     schedule, stages = config.schedule, len(times.forward)
-    if config.parallel.shard_head:
-        return sharded_step(config, times)
-    if not _has_closed_form(schedule.name):
+    if schedules.is_custom(schedule.name):
         steps = steps_to_measure(stages=stages, microbatches=schedule.microbatches)
         program = segment_program(config, first_step=sync_steps(config), steps=steps + schedule.delay)
         return simulated_step(program, times)
+    member = schedules.find(schedule.name)
+    if config.parallel.shard_head and member.synchronous:
+        return sharded_step(config, times)
+    if config.parallel.shard_head or not (member.synchronous or member.unflushed):
+        return unflushed_step(config, times)
     options = schedule_options(config)
     return step_time(
         schedule.name,

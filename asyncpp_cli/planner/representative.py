@@ -13,6 +13,7 @@ from schedules.deadlock import sends_in_flight
 from schedules.dependencies import POSTED_AHEAD, most_messages
 from schedules.head_shards import EMBEDDED_AHEAD
 from schedules.messages import Kind, channels_between_ranks
+from schedules.simulate import fill_steps
 from stages.config.run_config import RunConfig
 from stages.config.segments import has_tied_shards, schedule_facts, schedule_options
 from stages.memory.estimate import Course, course_of, planned_on_gpu
@@ -39,14 +40,12 @@ class Shape(NamedTuple):
     @classmethod
     def of(cls, config: RunConfig) -> Shape:
         schedule, stages = config.schedule, config.parallel.stages
-        microbatches, interval = schedule.microbatches, schedule.update_interval or 1
-        options = schedule_options(config)
+        microbatches, options = schedule.microbatches, schedule_options(config)
+        interval = options.get("update_interval", 1)
         shard_head = config.parallel.shard_head
-        # With shards of the head stages run one forward further ahead.
-        enough = 2 * options.get("ahead", 1) * stages + shard_head * stages
+        enough = _enough(stages, options.get("ahead", 1), shard_head=shard_head)
         member = schedules.FAMILY.get(schedule.name)
         if member is not None and member.bounded_activations and microbatches > enough:
-            # More micro-batches change neither peak memory nor delay.
             if schedule_facts(config).stages == stages:
                 microbatches = interval * -(-enough // interval)
             elif microbatches % stages == 0:
@@ -61,6 +60,12 @@ class Shape(NamedTuple):
             config.parallel.data > 1,
             planned_on_gpu(config),
         )
+
+
+def _enough(stages: int, ahead: int, *, shard_head: bool) -> int:
+    """Micro-batches beyond which more of them change neither peak memory nor delay: with shards of the head
+    stages run one forward further ahead."""
+    return (2 * ahead + shard_head) * stages
 
 
 class Represented(NamedTuple):
@@ -187,13 +192,38 @@ def _alone(shape: Shape) -> Shape:
     return shape._replace(several_data_ranks=False, on_gpu=False)
 
 
+STEPS_MEASURED = 12
+"""Steps to average over where several are in the pipeline: long and short ones may alternate."""
+
+
+@lru_cache(maxsize=256)
+def timed_program(shape: Shape) -> tuple[schedules.Program, int, int]:
+    """A program that times a step of a schedule that is never flushed, and the steps, numbered within it,
+    between whose ends one is measured: the program that is analysed, unless steps are shorter than the fill
+    and the drain of the pipeline.
+
+    Raises:
+        schedules.ScheduleError: the schedule cannot be built for these numbers.
+    """
+    program = _program(_alone(shape))
+    ahead = dict(shape.options).get("ahead", 1)
+    if shape.microbatches >= _enough(shape.stages, ahead, shard_head=shape.shard_head):
+        return program, 0, 1
+    fill = fill_steps(program)
+    measured = STEPS_MEASURED if fill > 1 else 2
+    return _built(shape, steps=2 * fill + 1 + measured), fill, fill + measured
+
+
 @lru_cache(maxsize=256)
 def _program(shape: Shape) -> schedules.Program:
-    options = dict(shape.options)
-    lead = options.get("ahead", 1) * shape.stages + shape.shard_head
-    steps = max(3, -(-2 * lead // shape.microbatches) + 1)
+    lead = dict(shape.options).get("ahead", 1) * shape.stages + shape.shard_head
     if shape.name in schedules.FAMILY and schedules.is_synchronous(shape.name):
-        steps = 1
+        return _built(shape, steps=1)
+    return _built(shape, steps=max(3, -(-2 * lead // shape.microbatches) + 1))
+
+
+def _built(shape: Shape, *, steps: int) -> schedules.Program:
+    options = dict(shape.options)
     return schedules.build(
         shape.name,
         stages=shape.stages,
@@ -201,5 +231,7 @@ def _program(shape: Shape) -> schedules.Program:
         steps=steps,
         shard_head=shape.shard_head,
         tied=shape.tied_shards,
+        # So many steps in, the first one reads as old a version as any.
+        first_step=options.get("delay", 0),
         **options,
     )

@@ -14,29 +14,22 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import add, itemgetter
-from typing import Any, NamedTuple
 
 import schedules
+from asyncpp_cli.planner.representative import STEPS_MEASURED, Shape, timed_program
 from schedules.costs import Costs
-from schedules.simulate import Timeline, fill_steps, simulate, throughput
+from schedules.simulate import seconds_between, simulate, throughput
 from stages.config.run_config import RunConfig
-from stages.config.segments import schedule_options
 
 FLUSHED_ROUNDS = 3
 """Micro-batches per stage of a synchronous step to simulate; further ones wait for the slowest stages."""
 ROUNDS_SIMULATED = 4
 """Rounds of an interleaved step to simulate; further rounds take equally long."""
-SHARDED_ROUNDS = 5
-"""Rounds of an unflushed step with shards of the head to simulate, each of one micro-batch per rank."""
 FLUSHED_SHARDED_ROUNDS, FLUSHED_MICROBATCHES = 8, 24
-"""Rounds, and micro-batches, of a synchronous one at least."""
+"""Rounds, each of one micro-batch per rank, and micro-batches to simulate at least of a synchronous step with
+shards of the head."""
 ROUNDS_EXTRAPOLATED = 4
 """Rounds of it that others are taken to be like: longer and shorter ones may alternate."""
-HIDDEN_ROUNDS = 8
-"""Further ones at most for a reduction that they hide; a longer one takes as large a share of a shorter step,
-which is up to some per cent too slow."""
-STEPS_MEASURED = 12
-"""Steps of an unflushed pipeline to average over: long and short ones may alternate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +61,11 @@ class StageTimes:
         halves = tuple(a + b for a, b in zip(self.input_half, self.weight_half, strict=True))
         backward = halves if split else self.backward
         return tuple(a + b for a, b in zip(self.forward, backward, strict=True))
+
+    def of_microbatch(self, *, split: bool) -> float:
+        """All that a micro-batch takes, over all stages and shards."""
+        shards = (*self.head, *self.head_weight, *self.embed, *self.embed_weight)
+        return sum((*self.whole(split=split), *shards))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,25 +255,22 @@ def _flushed_step(name: str, times: StageTimes, *, microbatches: int, chunks: in
     """Seconds of a synchronous step: the second of two."""
     ranks = len(times.forward) // chunks
     program = _two_steps(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
-    return _second_step(simulate(program, _costs(times)))
+    return seconds_between(simulate(program, _costs(times)), 0, 1)
 
 
-def _second_step(timeline: Timeline) -> float:
-    """Seconds of the second step of a program that flushes: from its first step's last backward to its own,
-    with the update between them."""
-    program = timeline.program
-    lengths = []
-    for actions, ends in zip(program.actions, timeline.ends, strict=True):
-        last = {
-            action.microbatch // program.microbatches: end for action, end in zip(actions, ends, strict=True)
-        }
-        lengths.append(last[1] - last[0])
-    return sum(lengths) / len(lengths)
-
-
-@lru_cache(maxsize=64)
-def _two_steps(name: str, *, ranks: int, microbatches: int, chunks: int) -> schedules.Program:
-    return schedules.build(name, stages=ranks, microbatches=microbatches, steps=2, chunks=chunks)
+@lru_cache(maxsize=256)
+def _two_steps(
+    name: str, *, ranks: int, microbatches: int, chunks: int, shard_head: bool = False, tied: bool = False
+) -> schedules.Program:
+    return schedules.build(
+        name,
+        stages=ranks,
+        microbatches=microbatches,
+        steps=2,
+        chunks=chunks,
+        shard_head=shard_head,
+        tied=tied and shard_head,
+    )
 
 
 def simulated_step(program: schedules.Program, times: StageTimes) -> StepTime:
@@ -288,96 +283,70 @@ def simulated_step(program: schedules.Program, times: StageTimes) -> StepTime:
     return StepTime(seconds=measured.step_time, bubble=measured.bubble)
 
 
+def unflushed_step(config: RunConfig, times: StageTimes) -> StepTime:
+    """The steady state of a schedule of the family that is never flushed, by simulation; of many
+    micro-batches, those beyond the program that is analysed take as long as they do between updates.
+
+    Args:
+        config: of the run.
+        times: of its stages, shards of the head among them.
+
+    Raises:
+        schedules.ScheduleError: the schedule cannot be built for these numbers.
+    """
+    program, first, last = timed_program(Shape.of(config))
+    member, microbatches = schedules.find(config.schedule.name), config.schedule.microbatches
+    further = microbatches - program.microbatches
+    interval = microbatches
+    if member.default_interval is not None:
+        interval = config.schedule.update_interval or member.default_interval(microbatches)
+
+    def played(times: StageTimes) -> float:
+        return seconds_between(simulate(program, _costs(times)), first, last)
+
+    if not further:
+        seconds = played(times)
+    elif interval < microbatches:
+        seconds = played(times) * microbatches / program.microbatches
+    else:
+        none = (0.0,) * len(times.update)
+        each = played(replace(times, update=none, reduction=none)) / program.microbatches
+        # Where stages update together, they hide a reduction.
+        hidden = further * each * member.updates_together
+        reduction = tuple(max(0.0, seconds - hidden) for seconds in times.reduction)
+        seconds = played(replace(times, reduction=reduction)) + further * each
+    updates = microbatches // interval
+    busy = microbatches * times.of_microbatch(split=program.split_backward) + updates * sum(times.update)
+    return StepTime(seconds=seconds, bubble=max(0.0, 1 - busy / config.parallel.stages / seconds))
+
+
 def sharded_step(config: RunConfig, times: StageTimes) -> StepTime:
-    """The steady state of a schedule whose head is in shards, by simulation; of many micro-batches, those
-    beyond a few rounds in proportion.
+    """The steady state of a synchronous schedule whose head is in shards, by simulation; of many
+    micro-batches, those beyond a few rounds in proportion.
 
     Args:
         config: of the run.
         times: of its stages, shards of the head among them.
     """
-    ranks, microbatches = config.parallel.stages, config.schedule.microbatches
-    schedule = config.schedule
+    schedule, ranks, tied = config.schedule, config.parallel.stages, config.model.tied
     chunks = schedule.chunks if "chunks" in schedules.options_taken(schedule.name) else 1
-    short = _two_steps(schedule.name, ranks=ranks, microbatches=4 * ranks, chunks=chunks)
-    split = schedule.split or short.split_backward
-    of_shards = (*times.head, *times.head_weight, *times.embed, *times.embed_weight)
-    of_microbatch = sum((*times.whole(split=split), *of_shards)) / ranks
-    # Reductions are hidden behind a step, which must not be shorter for that.
-    hidden = math.ceil(max(times.reduction) / of_microbatch / ranks)
-    flushed = schedules.is_synchronous(schedule.name)
-    simulated, rounds, last = (
-        microbatches,
-        SHARDED_ROUNDS * schedule.ahead + min(hidden, HIDDEN_ROUNDS),
-        ranks,
-    )
-    if flushed:
-        rounds, last = (
-            max(FLUSHED_SHARDED_ROUNDS, -(-FLUSHED_MICROBATCHES // ranks)),
-            ROUNDS_EXTRAPOLATED * ranks,
-        )
+    of_program = {"ranks": ranks, "chunks": chunks, "shard_head": True, "tied": tied}
+
+    def played(count: int) -> float:
+        program = _two_steps(schedule.name, microbatches=count, **of_program)
+        return seconds_between(simulate(program, _costs(times)), 0, 1)
+
+    rounds = max(FLUSHED_SHARDED_ROUNDS, -(-FLUSHED_MICROBATCHES // ranks))
+    last, simulated, microbatches = ROUNDS_EXTRAPOLATED * ranks, schedule.microbatches, schedule.microbatches
     if microbatches > rounds * ranks:
-        # The same rest of the round, as ranks may differ.
+        # The same rest of the rounds, as ranks may differ.
         simulated = (rounds - 1) * ranks + (microbatches - (rounds - 1) * ranks) % last
-    if simulated == microbatches:
-        seconds = _simulated_seconds(config, times, microbatches=simulated)
-    elif hidden <= HIDDEN_ROUNDS or flushed:
-        seconds, fewer = (
-            _simulated_seconds(config, times, microbatches=count) for count in (simulated, simulated - last)
-        )
-        seconds += (microbatches - simulated) / last * (seconds - fewer)
-    else:
-        share = simulated / microbatches
-        update, reduction = (
-            tuple(share * time for time in of_stages) for of_stages in (times.update, times.reduction)
-        )
-        shorter = replace(times, update=update, reduction=reduction)
-        seconds = _simulated_seconds(config, shorter, microbatches=simulated) / share
-    busy = microbatches * of_microbatch + sum(times.update) / ranks
+    seconds = played(simulated)
+    if simulated < microbatches:
+        seconds += (microbatches - simulated) / last * (seconds - played(simulated - last))
+    split = _two_steps(schedule.name, microbatches=simulated, **of_program).split_backward
+    busy = (microbatches * times.of_microbatch(split=split) + sum(times.update)) / ranks
     return StepTime(seconds=seconds, bubble=max(0.0, 1 - busy / seconds))
-
-
-def _simulated_seconds(config: RunConfig, times: StageTimes, *, microbatches: int) -> float:
-    program = _sharded_program(_sharded_key(config, microbatches=microbatches))
-    timeline = simulate(program, _costs(times))
-    if schedules.is_synchronous(config.schedule.name):
-        return _second_step(timeline)
-    return throughput(timeline).step_time
-
-
-class _ShardedKey(NamedTuple):
-    name: str
-    stages: int
-    microbatches: int
-    tied: bool
-    options: tuple[tuple[str, Any], ...]
-
-
-def _sharded_key(config: RunConfig, *, microbatches: int) -> _ShardedKey:
-    """What the program depends on."""
-    options = tuple(schedule_options(config).items())
-    return _ShardedKey(config.schedule.name, config.parallel.stages, microbatches, config.model.tied, options)
-
-
-@lru_cache(maxsize=256)
-def _sharded_program(key: _ShardedKey) -> schedules.Program:
-    flushed = schedules.is_synchronous(key.name)
-    steps, needed = 0, 2 if flushed else 3
-    while steps < needed:
-        steps = needed
-        program = schedules.build(
-            key.name,
-            stages=key.stages,
-            microbatches=key.microbatches,
-            steps=steps,
-            shard_head=True,
-            tied=key.tied,
-            **dict(key.options),
-        )
-        fill = fill_steps(program)
-        # Where several steps are in the pipeline, long and short ones may alternate.
-        needed = 2 if flushed else 2 * fill + 1 + (2 if fill == 1 else STEPS_MEASURED)
-    return program
 
 
 def _costs(times: StageTimes) -> Costs:

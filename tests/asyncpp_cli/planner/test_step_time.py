@@ -18,6 +18,7 @@ from asyncpp_cli.planner.step_time import (
     sharded_step,
     simulated_step,
     step_time,
+    unflushed_step,
 )
 from schedules import FAMILY
 from schedules.simulate import steps_to_measure
@@ -83,6 +84,11 @@ SETTLED = 0.015
 not always, settled."""
 
 
+SHORT = 0.02
+"""Likewise, of one step that stands for all: mostly exact, up to 1.7 % in 500 cases, of 2bw ahead 2 with
+shards."""
+
+
 def _of_the_planner() -> list[tuple[str, int]]:
     """Schedules that have a closed form, and stages per rank."""
     one = [name for name, member in FAMILY.items() if member.stages_per_rank == 1]
@@ -110,7 +116,7 @@ def test_steps_take_as_long_as_in_the_simulator(name: str, chunks: int) -> None:
             assert planned.bubble == pytest.approx(bubble, abs=SETTLED), (ranks, microbatches, ahead, given)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero-bubble", "interleaved-1f1b", "zb-v", "2bw"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero-bubble", "interleaved-1f1b", "zb-v", "2bw", "2bw-v"])
 @pytest.mark.slow
 def test_steps_with_shards_take_as_long_as_in_the_simulator(name: str) -> None:
     generator, base, member = random.Random(name), base_of("7b", []).config, schedules.find(name)
@@ -133,10 +139,42 @@ def test_steps_with_shards_take_as_long_as_in_the_simulator(name: str) -> None:
         given = drawn(generator, stages=ranks * chunks, ranks=ranks)
         steps = 3 * steps_to_measure(stages=ranks * chunks, microbatches=microbatches)
         played = simulated_step(segment_program(config, first_step=0, steps=steps), given)
-        assert sharded_step(config, given).seconds == pytest.approx(played.seconds, rel=SETTLED), (
-            config,
-            given,
-        )
+        planned = (sharded_step if member.synchronous else unflushed_step)(config, given)
+        assert planned.seconds == pytest.approx(played.seconds, rel=SETTLED), (config, given)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *(("2bw-v", {"ahead": ahead, "split": split}) for ahead in (1, 2) for split in (False, True)),
+        *(("paci-v", {"ahead": ahead}) for ahead in (1, 2)),
+        *(("2bw", {"ahead": ahead}) for ahead in (1, 2)),
+    ],
+)
+@pytest.mark.slow
+def test_steps_that_are_never_flushed_take_as_long_as_in_the_simulator(
+    name: str, options: dict[str, bool | int]
+) -> None:
+    generator, base, member = (
+        random.Random(f"{name} {options}"),
+        base_of("7b", []).config,
+        schedules.find(name),
+    )
+    for _ in range(25):
+        ranks = generator.randint(2, 6)
+        microbatches = ranks * generator.randint(1, 8) + generator.randrange(ranks)
+        shard_head = name == "2bw" or (member.can_shard_head and generator.random() < 0.5)
+        sizes = {"stages": ranks, "data": 1, "microbatches": microbatches, "size": 1, "recompute": "none"}
+        given = drawn(generator, stages=ranks * member.stages_per_rank, ranks=ranks if shard_head else 0)
+        config = layout(base, name, **sizes, shard_head=shard_head, **options)
+        try:
+            planned = unflushed_step(config, given)
+        except schedules.ScheduleError:
+            continue
+        steps = 14 + 4 * -(-2 * ranks // microbatches)
+        played = simulated_step(segment_program(config, first_step=0, steps=steps), given)
+        assert planned.seconds == pytest.approx(played.seconds, rel=SHORT), (config, given)
+        assert planned.bubble == pytest.approx(played.bubble, abs=SHORT), (config, given)
 
 
 @pytest.mark.parametrize(("name", "exposed"), [("1f1b", 2.0), ("paci", 2.0), ("2bw", 0.0)])
