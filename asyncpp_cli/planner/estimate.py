@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from itertools import pairwise
 from math import inf
-from operator import lt
+from operator import add, lt
 from typing import Any, Protocol
 
 import schedules
@@ -20,7 +20,14 @@ from asyncpp_cli.planner.peak_memory import (
     slot_bytes,
     update_bytes,
 )
-from asyncpp_cli.planner.representative import Represented, Shape, messages, messages_at_most, represented
+from asyncpp_cli.planner.representative import (
+    Represented,
+    Shape,
+    messages,
+    messages_at_most,
+    represented,
+    without_shards,
+)
 from asyncpp_cli.planner.step_time import (
     StageTimes,
     StepTime,
@@ -32,6 +39,7 @@ from asyncpp_cli.planner.step_time import (
 from asyncpp_cli.runs.settings import copy_of
 from schedules import Op
 from schedules.catalogue import least_lead
+from schedules.head_shards import FURTHER_AHEAD
 from schedules.messages import Kind, channels_between_ranks
 from schedules.simulate import steps_to_measure
 from stages.comm.reduction_rounds import ROUND_BYTES, UNDER_WAY
@@ -172,22 +180,38 @@ def estimate(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> 
 
 def own_estimate(config: RunConfig, costs: CostModel) -> Estimate:
     """As `estimate`, with the run's own cut."""
-    return _with_cut(config, _own_cut(config), costs)
+    own = _own_cut(config)
+    return _with_cut(config, own, step_of(config, own, costs))
 
 
-def fitting(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> Estimate | None:
-    """As `estimate`, or None where no cut fits: then no time is simulated."""
-    best, too_large, own = None, False, _own_cut(config)
+def fitting(
+    config: RunConfig,
+    costs: CostModel,
+    *,
+    limit_gb: float | None,
+    timed: Mapping[tuple[float, ...], StepTime] | None = None,
+) -> Estimate | None:
+    """As `estimate`, or None where no cut fits: then no time is simulated. `timed`: step times that are known,
+    by cut."""
+    best, too_large, own, known = None, False, _own_cut(config), timed or {}
     for cut in _cuts(config, costs, limit_gb=limit_gb):
         if best is not None and cut == list(best.cut):
             continue
-        changed = _with_cut(config, cut, costs)
+        changed = _with_cut(config, cut, known.get(tuple(cut)) or step_of(config, cut, costs))
         # The memory that it was chosen by is interpolated.
         exceeds = limit_gb is not None and cut != own and changed.exceeds(limit_gb)
         is_faster = best is None or changed.step.seconds <= (1 - WORTH_A_CUT) * best.step.seconds
         if best is None or (is_faster and not exceeds) or (too_large and not exceeds):
             best, too_large = changed, exceeds
     return best
+
+
+def times_if_all_fits(config: RunConfig, costs: CostModel) -> dict[tuple[float, ...], StageTimes]:
+    """Times of the stages of the cuts among which `estimate` chooses where memory does not matter."""
+    cuts = [_own_cut(config)]
+    if config.parallel.cut is None:
+        cuts += _other_cuts(config, costs, limit_gb=inf)
+    return {tuple(cut): stage_times(config, layout_cuts(config, cut), costs) for cut in cuts}
 
 
 def _cuts(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> list[list[float]]:
@@ -233,7 +257,7 @@ def most_blocks(config: RunConfig, *, limit_gb: float) -> list[float]:
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
-    run, size = represented(Shape.of(config)), sizes(config)
+    run, size = represented(without_shards(config)), sizes(config)
     spec = describe(config.model)
     count = min(block.parameter_count for block in spec.blocks)
     whole, half = _of_a_block(_Settings(config))
@@ -241,10 +265,8 @@ def most_blocks(config: RunConfig, *, limit_gb: float) -> list[float]:
     for rank, moments in enumerate(run.course.moments):
         stages = [stage for stage, holder in enumerate(run.rank_of_stage) if holder == rank]
         versions = min(run.course.versions[stage] for stage in stages)
-        shards = config.parallel.shard_head
         activations = max(
-            min(wholes * whole + halves * half for wholes, halves in moment.counts[: len(stages) - shards])
-            for moment in moments
+            min(wholes * whole + halves * half for wholes, halves in moment.counts) for moment in moments
         )
         most.append(limit_gb * GB / (versions * count * size.replica + count * size.master + activations))
     return most
@@ -413,13 +435,42 @@ def least_seconds(
     return (0.97 if schedule.default_interval is not None and microbatches < ranks else 1.0) * low
 
 
+def least_with_times(config: RunConfig, times: StageTimes) -> float:
+    """A lower bound of the seconds of a step of a schedule of the family whose stages take so long: a rank does
+    its work; and where a step ends before the next begins, it waits before that for the first forwards of the
+    stages before it, and after that the last backwards are still to come, unless they are split."""
+    facts, member = schedule_facts(config), schedules.find(config.schedule.name)
+    ranks, microbatches = config.parallel.stages, config.schedule.microbatches
+    placement = facts.placement or tuple(stage % ranks for stage in range(facts.stages))
+    split = _traits(member.name)[0] or config.schedule.split
+    updates = 1.0
+    if member.default_interval is not None:
+        updates = microbatches / (config.schedule.update_interval or member.default_interval(microbatches))
+    works, updating = [0.0] * ranks, [0.0] * ranks
+    whole = map(min, times.whole(split=False), times.whole(split=True))
+    shards = times.of_shards or (0.0,) * len(times.forward)
+    holders = (*placement, *range(len(times.forward) - len(placement)))
+    for rank, *of_stage in zip(holders, whole, shards, times.update, strict=True):
+        works[rank] += microbatches * (of_stage[0] + of_stage[1])
+        updating[rank] += updates * of_stage[2]
+    least = max(map(add, works, updating))
+    if member.synchronous:
+        waiting = 0.0
+        for stage in range(ranks):
+            least = max(least, waiting + works[stage] + times.update[0] + times.reduction[0])
+            waiting += times.forward[stage] + times.message
+            waiting += 0.0 if split else times.backward[stage] + times.message
+    return least
+
+
 def in_flight(config: RunConfig) -> int:
-    """Most micro-batches in the first stage whose first backward has not begun, as its program is built.
+    """Most micro-batches in the first stage whose first backward has not begun.
 
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
-    return max(wholes for wholes, _ in represented(Shape.of(config)).course.in_flight[0])
+    of_first = represented(without_shards(config)).course.in_flight[0]
+    return max(wholes for wholes, _ in of_first) + FURTHER_AHEAD * config.parallel.shard_head
 
 
 def _least_reductions(config: RunConfig, costs: CostModel) -> tuple[float, float, float]:
@@ -469,8 +520,8 @@ def losses(layout: Estimate, costs: CostModel) -> dict[str, float]:
         name: (*(sum(times[:stages]) / stages,) * stages, *times[stages:]) for name, times in kinds.items()
     }
     seconds = layout.step.seconds
-    alone = _step_time(layout.config, unlinked).seconds
-    even = _step_time(layout.config, replace(unlinked, **equal)).seconds
+    alone = step_with(layout.config, unlinked).seconds
+    even = step_with(layout.config, replace(unlinked, **equal)).seconds
     network, imbalance = max(0.0, 1 - alone / seconds), max(0.0, (alone - even) / seconds)
     bubble = max(0.0, layout.step.bubble - network - imbalance)
     again = sum(_recomputing(layout.config, block) for block in costs.parts(layout.config).blocks)
@@ -478,19 +529,33 @@ def losses(layout: Estimate, costs: CostModel) -> dict[str, float]:
     return {"bubble": bubble, "imbalance": imbalance, "network": network, "memory": recomputing}
 
 
-def _with_cut(config: RunConfig, sizes: Sequence[float], costs: CostModel) -> Estimate:
+def _with_cut(config: RunConfig, sizes: Sequence[float], step: StepTime) -> Estimate:
     run = represented(Shape.of(config))
     return Estimate(
         # Memory is counted later, when the caller may have changed its configuration.
         config=copy_of(config),
         cut=tuple(sizes),
         rank_of_stage=run.rank_of_stage,
-        step=_step_time(config, stage_times(config, layout_cuts(config, sizes), costs)),
+        step=step,
         delay=run.delay,
     )
 
 
-def _step_time(config: RunConfig, times: StageTimes) -> StepTime:
+def step_of(config: RunConfig, sizes: Sequence[float], costs: CostModel) -> StepTime:
+    """The step of a run with so many blocks in each stage.
+
+    Raises:
+        schedules.ScheduleError: the schedule cannot be built for these numbers.
+    """
+    return step_with(config, stage_times(config, layout_cuts(config, sizes), costs))
+
+
+def step_with(config: RunConfig, times: StageTimes) -> StepTime:
+    """The step of a run whose stages take so long.
+
+    Raises:
+        schedules.ScheduleError: the schedule cannot be built for these numbers.
+    """
     if config.parallel.shard_gradients and schedule_facts(config).updates_together:
         # The next backward waits for the reduction, which therefore counts as an update. It is not work.
         updating = tuple(a + b for a, b in zip(times.update, times.reduction, strict=True))
@@ -528,90 +593,36 @@ def _fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> It
     """Of the cuts that fit, the one whose slowest rank is fastest: first of whole blocks, if one fits; then
     where the first stage of each rank may begin or end within a block, and the last of all have no block, if
     that rank is faster by `WORTH_A_CUT`."""
-    run = represented(Shape.of(config))
-    rank_of_stage = run.rank_of_stage
-    stages, ranks, layers = len(rank_of_stage), config.parallel.stages, config.model.layers
+    facts, ranks, layers = schedule_facts(config), config.parallel.stages, config.model.layers
+    rank_of_stage = facts.placement or tuple(stage % ranks for stage in range(facts.stages))
     parts = costs.parts(config)
     block_costs = [_whole(block) + _recomputing(config, block) for block in parts.blocks]
     half_costs = [_whole(half) + _recomputing(config, half) for half in parts.halves]
-
-    def held_by(sizes: Sequence[float], *, dense: bool = False) -> list[dict[str, int]]:
-        return _parts(_alike(config, dense=dense), sizes)
-
-    # Each part of the memory grows linearly with the blocks of a stage, up to its bound in MOST.
-    dense_layers = config.model.dense_layers
-    one_block, two_blocks = (held_by([size] * stages) for size in (1, 2))
-    two_dense = held_by([2] * stages, dense=True) if dense_layers else two_blocks
-    # All but the first begin within a block; then every second one does, and all have a half more.
-    shifted = uneven = one_block
-    fast_enough = inf
-    ends = [(stage == 0) * _whole(parts.embedding) for stage in range(stages)]
+    ends = [(stage == 0) * _whole(parts.embedding) for stage in range(facts.stages)]
     ends[-1] += _whole(parts.head)
     work_of = tuple(block_costs), tuple(half_costs), tuple(ends), rank_of_stage
     cost = _rank_work(*work_of, may_be_empty=False).stage_cost
+    room = None if limit_gb == inf else _Room(config, limit_gb=limit_gb)
 
-    def parts_of(stage: int, size: int, within: bool) -> dict[str, float]:
-        whole, half = divmod(size, 2)
-        dense = min(whole, dense_layers) if stage == 0 else 0
-        held = {}
-        for kind, first in one_block[stage].items():
-            two = two_blocks[stage][kind]
-            total = first + (whole - 1) * (two - first) - dense * (two - two_dense[stage][kind]) / 2
-            if within or half:
-                divided = max(0, shifted[stage][kind] - first) if stage else 0
-                known = uneven[stage][kind] - first - stage % 2 * divided
-                # An MLP more where the stage begins within a block, else an attention.
-                more = known if within == (stage % 2 == 1) else two - first - known
-                total += within * divided + half * more
-            held[kind] = min(total, MOST.get(kind, inf))
-        return held
-
-    def fitting_with(held_messages: Sequence[int]) -> Callable[[Mapping[int, int], bool], bool]:
-        def fits(sizes: Mapping[int, int], within: bool) -> bool:
-            first = min(sizes)
-            if (
-                sum(cost(stage, size, within and stage == first) for stage, size in sizes.items())
-                > fast_enough
-            ):
-                return False
-            kept = {
-                stage: parts_of(stage, sizes[stage], within and stage == first) for stage in sorted(sizes)
-            }
-            rank = rank_of_stage[first]
-            held = sum(_rank_memory(kept, run, rank).values())
-            return held + held_messages[rank] <= limit_gb * GB
-
-        return fits
-
-    of_messages = Shape.of(config), _message_sizes(config)
-    fits_with_any, fits_without = fitting_with(messages_at_most(*of_messages)), fitting_with([0] * ranks)
-
-    def found(*, step: int, may_be_empty: bool = False) -> Sequence[int] | None:
-        def certain(cut: Sequence[int]) -> bool:
-            before = 0
-            for rank in range(ranks):
-                sizes = {stage: size for stage, size in enumerate(cut) if rank_of_stage[stage] == rank}
-                if not fits_with_any(sizes, step == 1 and before % 2 == 1):
-                    return False
-                before += sum(sizes.values())
-            return True
-
+    def found(*, step: int, may_be_empty: bool = False, fast_enough: float = inf) -> Sequence[int] | None:
         # The fastest of all, or of those that fit without messages, is the fastest that fits, if it does.
         cut: Sequence[int] | None = _fastest_cut(*work_of, step, may_be_empty)
-        if cut is None or certain(cut):
+        if room is None or cut is None or room.has_all(cut, step=step):
             return cut
-        search = partial(
-            cut_over_ranks,
-            items=2 * layers,
-            work=_rank_work(*work_of, may_be_empty=may_be_empty),
-            step=step,
-        )
-        cut = search(fits=fits_without)
-        if cut is None or certain(cut):
-            return cut
-        return search(fits=fitting_with(messages(*of_messages)))
 
-    whole = found(step=2)
+        def fits(sizes: Mapping[int, int], within: bool, *, held: Sequence[int]) -> bool:
+            first = min(sizes)
+            works = (cost(stage, size, within and stage == first) for stage, size in sizes.items())
+            return sum(works) <= fast_enough and room.has(sizes, within, held)
+
+        work = _rank_work(*work_of, may_be_empty=may_be_empty)
+        search = partial(cut_over_ranks, items=2 * layers, work=work, step=step)
+        cut = search(fits=partial(fits, held=[0] * ranks))
+        if cut is None or room.has_all(cut, step=step):
+            return cut
+        return search(fits=partial(fits, held=messages(*room.of_messages)))
+
+    whole, fast_enough = found(step=2), inf
     if whole is not None:
         yield [halves // 2 for halves in whole]
         work = [0.0] * ranks
@@ -621,10 +632,83 @@ def _fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> It
         if sum(work) / ranks > fast_enough:
             return
     if rank_of_stage[:ranks] == tuple(range(ranks)):
-        shifted, uneven = held_by([1.5, *[1] * (stages - 1)]), held_by([1.5] * stages)
-        within = found(step=1, may_be_empty=True)
+        within = found(step=1, may_be_empty=True, fast_enough=fast_enough)
         if within is not None:
             yield [cut.size for cut in stage_cuts([halves / 2 for halves in within])]
+
+
+class _Room:
+    """Whether stages fit a memory: each part of it grows linearly with the blocks of a stage, up to its bound
+    in `MOST`.
+
+    Raises:
+        schedules.ScheduleError: the schedule cannot be built for these numbers.
+    """
+
+    def __init__(self, config: RunConfig, *, limit_gb: float) -> None:
+        self.config, self.limit_gb = config, limit_gb
+        self.run = represented(Shape.of(config))
+        self.of_messages = Shape.of(config), _message_sizes(config)
+        self.at_most = messages_at_most(*self.of_messages)
+        stages = len(self.run.rank_of_stage)
+        self.one_block, self.two_blocks = (self._held_by([size] * stages) for size in (1, 2))
+        dense = config.model.dense_layers
+        self.two_dense = self._held_by([2] * stages, dense=True) if dense else self.two_blocks
+
+    def _held_by(self, sizes: Sequence[float], *, dense: bool = False) -> list[dict[str, int]]:
+        return _parts(_alike(self.config, dense=dense), sizes)
+
+    @cached_property
+    def _shifted(self) -> list[dict[str, int]]:
+        """All stages but the first begin within a block."""
+        return self._held_by([1.5, *[1] * (len(self.one_block) - 1)])
+
+    @cached_property
+    def _uneven(self) -> list[dict[str, int]]:
+        """Every second stage begins within a block, and all have a half more."""
+        return self._held_by([1.5] * len(self.one_block))
+
+    def has_all(self, cut: Sequence[int], *, step: int) -> bool:
+        """Whether all ranks fit, whatever messages they hold."""
+        before, rank_of_stage = 0, self.run.rank_of_stage
+        for rank in range(self.config.parallel.stages):
+            sizes = {stage: size for stage, size in enumerate(cut) if rank_of_stage[stage] == rank}
+            if not self.has(sizes, step == 1 and before % 2 == 1, self.at_most):
+                return False
+            before += sum(sizes.values())
+        return True
+
+    def has(self, sizes: Mapping[int, int], within: bool, messages: Sequence[int]) -> bool:
+        """Whether a rank fits.
+
+        Args:
+            sizes: halves of blocks in each of its stages.
+            within: whether its first stage begins within a block.
+            messages: bytes that each rank holds.
+        """
+        first = min(sizes)
+        kept = {
+            stage: self._parts_of(stage, sizes[stage], within and stage == first) for stage in sorted(sizes)
+        }
+        rank = self.run.rank_of_stage[first]
+        held = sum(_rank_memory(kept, self.run, rank).values())
+        return held + messages[rank] <= self.limit_gb * GB
+
+    def _parts_of(self, stage: int, size: int, within: bool) -> dict[str, float]:
+        whole, half = divmod(size, 2)
+        dense = min(whole, self.config.model.dense_layers) if stage == 0 else 0
+        held = {}
+        for kind, first in self.one_block[stage].items():
+            two = self.two_blocks[stage][kind]
+            total = first + (whole - 1) * (two - first) - dense * (two - self.two_dense[stage][kind]) / 2
+            if within or half:
+                divided = max(0, self._shifted[stage][kind] - first) if stage else 0
+                known = self._uneven[stage][kind] - first - stage % 2 * divided
+                # An MLP more where the stage begins within a block, else an attention.
+                more = known if within == (stage % 2 == 1) else two - first - known
+                total += within * divided + half * more
+            held[kind] = min(total, MOST.get(kind, inf))
+        return held
 
 
 Work = tuple[float, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from math import inf
 
 import schedules
@@ -16,11 +16,15 @@ from asyncpp_cli.planner.estimate import (
     fitting,
     in_flight,
     least_seconds,
+    least_with_times,
     most_blocks,
     own_estimate,
+    step_with,
+    times_if_all_fits,
 )
 from asyncpp_cli.planner.layouts import layouts
 from asyncpp_cli.planner.representative import Shape, is_tieable
+from asyncpp_cli.planner.step_time import StepTime
 from stages.config.run_config import RunConfig
 from stages.schedule_validation import can_tie
 
@@ -74,49 +78,71 @@ def best_first(
         wanted: asked just before a layout is estimated, which is left out if it is not wanted.
         fitting_only: end before the first layout that does not fit.
     """
-    # Keys begin with: whether the layout exceeds the memory; seconds, at least; delay; memory; number.
+    # Of each layout: whether it exceeds the memory; seconds, at least; delay; memory; number.
     queue: list[tuple[bool, float, int, _Memory, int]] = []
     known: dict[int, Estimate] = {}
-    # Of those whose program was built: a bound of any cut, also of one that does not fit.
-    built: dict[int, float] = {}
-    numbered = list(configs)
-    for number, config in enumerate(numbered):
-        queue.append((False, _MARGIN * least_seconds(config, costs), -1, _Memory(), number))
-    heapq.heapify(queue)
+    places = [_places(config, costs, limit_gb=limit_gb, wanted=wanted) for config in configs]
+
+    def look_closer(number: int) -> None:
+        for exceeds, seconds, layout in islice(places[number], 1):
+            delay = -1
+            if layout is not None:
+                known[number], delay = layout, layout.delay
+            heapq.heappush(queue, (exceeds, seconds, delay, _Memory(layout), number))
+
+    for number in range(len(places)):
+        look_closer(number)
     while queue:
-        exceeds, least, _, _, number = heapq.heappop(queue)
+        exceeds, _, _, _, number = heapq.heappop(queue)
         if exceeds and fitting_only:
             return
         if number in known:
             yield known.pop(number)
-            continue
-        config = numbered[number]
-        try:
-            if number not in built:
-                if not _possible(config) or not wanted(config):
-                    continue
-                built[number] = least
-                held = most_blocks(config, limit_gb=limit_gb)
-                later = _MARGIN * least_seconds(config, costs, in_flight=in_flight(config), most_blocks=held)
-                if sum(held) < config.model.layers or later == inf:
-                    heapq.heappush(queue, (True, least, -1, _Memory(), number))
-                    continue
-                heapq.heappush(queue, (False, max(least, later), -1, _Memory(), number))
-                continue
-            if not exceeds and not wanted(config):
-                continue
-            if exceeds:
-                layout: Estimate | None = own_estimate(config, costs)
-            else:
-                layout = fitting(config, costs, limit_gb=limit_gb)
-        except schedules.ScheduleError:
-            continue
-        if layout is None:
-            heapq.heappush(queue, (True, built[number], -1, _Memory(), number))
-            continue
-        known[number] = layout
-        key = (layout.exceeds(limit_gb), layout.step.seconds, layout.delay, _Memory(layout), number)
-        heapq.heappush(queue, key)
+        else:
+            look_closer(number)
+
+
+def _places(
+    config: RunConfig, costs: CostModel, *, limit_gb: float, wanted: Callable[[RunConfig], bool]
+) -> Iterator[tuple[bool, float, Estimate | None]]:
+    """Where a layout comes: whether it exceeds the memory, and its seconds. First bounds, each closer than the
+    one before it, and taking longer to compute; then its estimate. It ends early if that is unwanted."""
+    least = _MARGIN * least_seconds(config, costs)
+    yield False, least, None
+    try:
+        if not _possible(config) or not wanted(config):
+            return
+        held = most_blocks(config, limit_gb=limit_gb)
+        later = _MARGIN * least_seconds(config, costs, in_flight=in_flight(config), most_blocks=held)
+        if sum(held) >= config.model.layers and later < inf:
+            yield False, max(least, later), None
+            if not wanted(config):
+                return
+            times = times_if_all_fits(config, costs)
+            bounds = {cut: least_with_times(config, each) for cut, each in times.items()}
+            least = max(least, _MARGIN * min(bounds.values()))
+            yield False, max(least, later), None
+            if not wanted(config):
+                return
+            timed: dict[tuple[float, ...], StepTime] = {}
+            fastest = inf
+            for cut in sorted(bounds, key=bounds.__getitem__):
+                if bounds[cut] < fastest:
+                    timed[cut] = step_with(config, times[cut])
+                    fastest = min(fastest, timed[cut].seconds)
+            least = max(least, _MARGIN * fastest)
+            yield False, max(least, later), None
+            if not wanted(config):
+                return
+            layout = fitting(config, costs, limit_gb=limit_gb, timed=timed)
+            if layout is not None:
+                yield layout.exceeds(limit_gb), layout.step.seconds, layout
+                return
+        yield True, least, None
+        layout = own_estimate(config, costs)
+        yield layout.exceeds(limit_gb), layout.step.seconds, layout
+    except schedules.ScheduleError:
+        return
 
 
 class _Memory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from operator import mul
@@ -60,6 +61,13 @@ class Shape(NamedTuple):
             config.parallel.data > 1,
             planned_on_gpu(config),
         )
+
+
+def without_shards(config: RunConfig) -> Shape:
+    """The shape with the whole head in the last stage: its micro-batches in flight are a lower bound of those
+    with shards, and more layouts share it."""
+    shape = Shape.of(replace(config, parallel=replace(config.parallel, shard_head=False)))
+    return _alone(shape)
 
 
 def _enough(stages: int, ahead: int, *, shard_head: bool) -> int:

@@ -62,10 +62,16 @@ class StageTimes:
         backward = halves if split else self.backward
         return tuple(a + b for a, b in zip(self.forward, backward, strict=True))
 
+    @property
+    def of_shards(self) -> tuple[float, ...]:
+        """Of shards of the head, all that they do; empty if there are none."""
+        none = (0.0,) * len(self.head)
+        kinds = (self.head, self.head_weight, self.embed or none, self.embed_weight or none)
+        return tuple(map(sum, zip(*kinds, strict=True)))
+
     def of_microbatch(self, *, split: bool) -> float:
         """All that a micro-batch takes, over all stages and shards."""
-        shards = (*self.head, *self.head_weight, *self.embed, *self.embed_weight)
-        return sum((*self.whole(split=split), *shards))
+        return sum(self.whole(split=split)) + sum(self.of_shards)
 
 
 @dataclass(frozen=True, kw_only=True)
