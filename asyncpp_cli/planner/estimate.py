@@ -191,8 +191,10 @@ def fitting(
     limit_gb: float | None,
     timed: Mapping[tuple[float, ...], StepTime] | None = None,
 ) -> Estimate | None:
-    """As `estimate`, or None where no cut fits: then no time is simulated. `timed`: step times that are known,
-    by cut."""
+    """As `estimate`, or None where no cut fits: then no time is simulated.
+
+    `timed`: step times that are known, by cut.
+    """
     best, too_large, own, known = None, False, _own_cut(config), timed or {}
     for cut in _cuts(config, costs, limit_gb=limit_gb):
         if best is not None and cut == list(best.cut):
@@ -436,9 +438,9 @@ def least_seconds(
 
 
 def least_with_times(config: RunConfig, times: StageTimes) -> float:
-    """A lower bound of the seconds of a step of a schedule of the family whose stages take so long: a rank does
-    its work; and where a step ends before the next begins, it waits before that for the first forwards of the
-    stages before it, and after that the last backwards are still to come, unless they are split."""
+    """A lower bound of the seconds of a step of a schedule of the family whose stages take so long: a rank
+    does its work; and where a step ends before the next begins, it waits before that for the first forwards
+    of the stages before it, and after that the last backwards are still to come, unless they are split."""
     facts, member = schedule_facts(config), schedules.find(config.schedule.name)
     ranks, microbatches = config.parallel.stages, config.schedule.microbatches
     placement = facts.placement or tuple(stage % ranks for stage in range(facts.stages))
@@ -450,10 +452,10 @@ def least_with_times(config: RunConfig, times: StageTimes) -> float:
     whole = map(min, times.whole(split=False), times.whole(split=True))
     shards = times.of_shards or (0.0,) * len(times.forward)
     holders = (*placement, *range(len(times.forward) - len(placement)))
-    for rank, *of_stage in zip(holders, whole, shards, times.update, strict=True):
-        works[rank] += microbatches * (of_stage[0] + of_stage[1])
-        updating[rank] += updates * of_stage[2]
-    least = max(map(add, works, updating))
+    for rank, of_blocks, of_head, update in zip(holders, whole, shards, times.update, strict=True):
+        works[rank] += microbatches * (of_blocks + of_head)
+        updating[rank] += updates * update
+    least: float = max(map(add, works, updating))
     if member.synchronous:
         waiting = 0.0
         for stage in range(ranks):

@@ -40,14 +40,16 @@ def ranked(
     names: Collection[str],
     costs: CostModel,
     limit_gb: float,
+    wanted: Callable[[RunConfig], bool] = lambda config: True,
 ) -> Iterator[Estimate]:
-    """Estimates of every possible layout: those that fit first, then by step time, delay and memory.
+    """Estimates of every possible layout: those that fit first, then by step time, delay and memory. `wanted`
+    is that of `best_first`.
 
     Raises:
         UserError: no layout is possible.
     """
     configs = layouts(base, gpus=gpus, tokens_per_step=tokens_per_step, names=names)
-    estimates = best_first(configs, costs=costs, limit_gb=limit_gb)
+    estimates = best_first(configs, costs=costs, limit_gb=limit_gb, wanted=wanted)
     with shown("comparing layouts"):  # the others take a fraction of the first one's time
         first = next(estimates, None)
     if first is None and base.model.tied:
@@ -105,8 +107,8 @@ def best_first(
 def _places(
     config: RunConfig, costs: CostModel, *, limit_gb: float, wanted: Callable[[RunConfig], bool]
 ) -> Iterator[tuple[bool, float, Estimate | None]]:
-    """Where a layout comes: whether it exceeds the memory, and its seconds. First bounds, each closer than the
-    one before it, and taking longer to compute; then its estimate. It ends early if that is unwanted."""
+    """Where a layout comes: whether it exceeds the memory, and its seconds. First bounds, each closer than
+    the one before it, and taking longer to compute; then its estimate. It ends early if that is unwanted."""
     least = _MARGIN * least_seconds(config, costs)
     yield False, least, None
     try:

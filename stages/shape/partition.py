@@ -136,10 +136,10 @@ def cut_model(
     """
     blocks, head = _costs(config, stages=stages, context=context, has_head=has_head)
     if within_blocks:
-        halves = [half.forward_multiply_adds(context=context) for half in describe(config).halves]
+        halves = tuple(half.forward_multiply_adds(context=context) for half in describe(config).halves)
         if not has_head:
-            return stage_cuts([size / 2 for size in balance(halves, stages=stages)])
-        *sizes, last = balance([*halves, head], stages=stages)
+            return stage_cuts([size / 2 for size in _equal_stages(halves, stages=stages)])
+        *sizes, last = _equal_stages((*halves, head), stages=stages)
         return stage_cuts([size / 2 for size in (*sizes, last - 1)])
     return stage_cuts(_equal_stages(blocks, stages=stages, last_extra=head))
 
@@ -198,8 +198,8 @@ def _equal_ranks(blocks: tuple[float, ...], head: float, rank_of_stage: tuple[in
 
 
 @lru_cache(maxsize=1024)  # a planner asks for the same cut again and again
-def _equal_stages(blocks: tuple[float, ...], *, stages: int, last_extra: float) -> tuple[int, ...]:
-    return tuple(balance(blocks, stages=stages, last_extra=last_extra))
+def _equal_stages(costs: tuple[float, ...], *, stages: int, last_extra: float = 0.0) -> tuple[int, ...]:
+    return tuple(balance(costs, stages=stages, last_extra=last_extra))
 
 
 def stage_cuts(sizes: Sequence[float]) -> list[StageCut]:

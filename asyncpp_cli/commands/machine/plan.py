@@ -7,9 +7,10 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -204,6 +205,11 @@ def plan(
     if out is not None or len(tokens_per_step or ()) > 1:
         raise UserError("--out, and several --tokens-per-step, are accepted with --map")
     tokens = tokens_per_step[0] if tokens_per_step else base.tokens_per_step
+    synchronous_alone = False
+
+    def wanted(config: RunConfig) -> bool:
+        return not synchronous_alone or schedules.is_synchronous(config.schedule.name)
+
     estimates = ranked(
         order.base.config,
         gpus=gpus,
@@ -211,6 +217,7 @@ def plan(
         names=names,
         costs=order.costs,
         limit_gb=order.limit_gb,
+        wanted=wanted,
     )
     if base.note:
         say(base.note)
@@ -220,7 +227,25 @@ def plan(
     if as_json:
         _print_json([_record(estimate, order) for estimate in estimates])
         return
-    chosen = _show(estimates, order, names=names, rows=rows, row=row, tokens=tokens)
+    shown, alike, beyond = _different(estimates, rows=rows)
+    synchronous = _first_synchronous(shown, order)
+    said = f"the best {len(shown)} layouts"
+    if synchronous is None:
+        synchronous_alone = True
+        synchronous = _first_synchronous(chain(beyond, estimates), order)
+        if synchronous is not None:
+            shown.append(synchronous)
+            said += " and the best synchronous one"
+    if row > len(shown):
+        raise UserError(f"--row {row}: accepted: 1 to {len(shown)}, the layouts that are shown")
+    chosen = shown[row - 1]
+    _show(shown, synchronous, order, title=f"{tokens:,} tokens per step: {said}")
+    if alike:
+        say(
+            f"{alike} layouts that take as long as one of these and differ from it in micro-batches and size "
+            "alone are left out (--json has them)."
+        )
+    _show_memory(chosen, order, title="The first of them" if row == 1 else f"Row {row}")
     settings = _settings(chosen, order.base)
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
     say(f"Row {row} as settings: {shlex.join(f'{key}={text}' for key, text in texts.items())}")
@@ -522,18 +547,10 @@ def _settings(estimate: Estimate, base: Base) -> dict[str, Any]:
     return changed if estimate.own_cut else changed | {"parallel.cut": list(estimate.cut)}
 
 
-def _best_synchronous(order: _Order, *, names: Collection[str], tokens: int) -> Estimate | None:
-    """The fastest synchronous layout that fits; None if there is none."""
-    import schedules
-    from asyncpp_cli.planner.layouts import layouts
-    from asyncpp_cli.planner.ranking import best_first
-
-    synchronous = [name for name in names if schedules.is_synchronous(name)]
-    try:
-        configs = list(layouts(order.base.config, gpus=order.gpus, tokens_per_step=tokens, names=synchronous))
-    except UserError:
-        return None
-    return next(best_first(configs, costs=order.costs, limit_gb=order.limit_gb, fitting_only=True), None)
+def _first_synchronous(estimates: Iterable[Estimate], order: _Order) -> Estimate | None:
+    """The first synchronous layout before any that does not fit; None if there is none."""
+    fitting = takewhile(lambda each: not each.exceeds(order.limit_gb), estimates)
+    return next((each for each in fitting if each.delay == 0), None)
 
 
 def _named(config: RunConfig) -> str:
@@ -547,43 +564,15 @@ def _named(config: RunConfig) -> str:
     return name + ", head in shards" * config.parallel.shard_head
 
 
-def _show(
-    estimates: Iterator[Estimate],
-    order: _Order,
-    *,
-    names: Collection[str],
-    rows: int,
-    row: int,
-    tokens: int,
-) -> Estimate:
-    """Print the best layouts, with the best synchronous one among them, and the memory of one by rank.
-
-    Args:
-        estimates: of all layouts, best first; those to print are taken from it.
-        order: what is planned.
-        names: of the schedules that are considered.
-        rows: layouts to print.
-        row: number of the one whose memory is printed.
-        tokens: per step.
-
-    Returns:
-        That one.
-    """
-    from asyncpp_cli.base.console import say, show_table
+def _show(shown: Sequence[Estimate], synchronous: Estimate | None, order: _Order, *, title: str) -> None:
+    """Print layouts as a table, their step times beside that of the best synchronous one."""
+    from asyncpp_cli.base.console import show_table
     from asyncpp_cli.base.tables import Fit
     from asyncpp_cli.runs.attempts.cost import amount
 
     gpus, threads, limit_gb = order.gpus, order.threads, order.limit_gb
     source = order.costs.source if order.times_known else None
-    shown, alike = _different(estimates, rows=rows)
-    synchronous = next((each for each in shown if each.delay == 0 and not each.exceeds(limit_gb)), None)
-    said = f"the best {len(shown)} layouts"
-    if synchronous is None and (synchronous := _best_synchronous(order, names=names, tokens=tokens)):
-        shown.append(synchronous)
-        said += " and the best synchronous one"
-    if row > len(shown):
-        raise UserError(f"--row {row}: accepted: 1 to {len(shown)}, the layouts that are shown")
-    unit, size, form = ("MB", 1e-3, "{:,.0f}") if max(each.memory_gb for each in shown) < 1 else _GB
+    unit, size, form = _unit(shown)
     hours = "GPU-hours" if threads is None else "core-hours"
     columns = ["schedule", "stages", "pipelines", "micro-batches x size", "recompute", "fits"]
     columns += [f"{unit} per rank", "delay"]
@@ -610,21 +599,21 @@ def _show(
             cells += [f"{estimate.step.seconds:.3g}", amount(seconds / 3600 * gpus * (threads or 1))]
         table.append(cells)
     kind = "rank" if threads is not None or source is None else "GPU"
-    title = f"{shown[0].config.model.name} on {gpus} {kind}{'' if gpus == 1 else 's'}, "
-    title += "" if source is None else f"times of {source}, "
-    title += f"{tokens:,} tokens per step: {said}"
+    start = f"{shown[0].config.model.name} on {gpus} {kind}{'' if gpus == 1 else 's'}, "
+    start += "" if source is None else f"times of {source}, "
     fit = Fit(share=columns[1:], hide=[hours, "step s", "bubble", "training"])
-    show_table(columns, table, title=title, fit=fit)
-    if alike:
-        say(
-            f"{alike} layouts that take as long as one of these and differ from it in micro-batches and size "
-            "alone are left out (--json has them)."
-        )
-    best = shown[row - 1]
+    show_table(columns, table, title=start + title, fit=fit)
+
+
+def _show_memory(layout: Estimate, order: _Order, *, title: str) -> None:
+    """Print what each rank of a layout holds, by kind."""
+    from asyncpp_cli.base.console import show_table
+
+    unit, size, form = _unit([layout])
     print()
-    context = ", beside CUDA's context" if kind == "GPU" else ""
-    limit = f" (limit {limit_gb:.1f} GB{context})" if math.isfinite(limit_gb) else ""
-    kinds = [name for name in best.memory[0] if any(rank_bytes[name] for rank_bytes in best.memory)]
+    context = ", beside CUDA's context" if order.threads is None and order.times_known else ""
+    limit = f" (limit {order.limit_gb:.1f} GB{context})" if math.isfinite(order.limit_gb) else ""
+    kinds = [name for name in layout.memory[0] if any(rank_bytes[name] for rank_bytes in layout.memory)]
     show_table(
         ["rank", "blocks", "all", *kinds],
         [
@@ -633,29 +622,31 @@ def _show(
                 " + ".join(
                     str(blocks)
                     # Shards of the head are stages without blocks, behind the others.
-                    for blocks, holder in zip(best.cut, best.rank_of_stage, strict=False)
+                    for blocks, holder in zip(layout.cut, layout.rank_of_stage, strict=False)
                     if holder == rank
                 ),
                 form.format(total / size),
                 *(form.format(held[name] / 1e9 / size) for name in kinds),
             ]
-            for rank, (held, total) in enumerate(zip(best.memory, best.rank_gb, strict=True))
+            for rank, (held, total) in enumerate(zip(layout.memory, layout.rank_gb, strict=True))
         ],
-        title=f"{'The first of them' if row == 1 else f'Row {row}'}, {unit} per rank{limit}",
+        title=f"{title}, {unit} per rank{limit}",
     )
-    return best
 
 
-_GB = ("GB", 1.0, "{:,.2f}")
+def _unit(layouts: Sequence[Estimate]) -> tuple[str, float, str]:
+    """The unit of memory that suits these layouts, in 10^9 bytes, and how a number of it is written."""
+    return ("MB", 1e-3, "{:,.0f}") if max(each.memory_gb for each in layouts) < 1 else ("GB", 1.0, "{:,.2f}")
 
 
-def _different(estimates: Iterator[Estimate], *, rows: int) -> tuple[list[Estimate], int]:
-    """The first `rows` of the estimates, and how many others are like one of them.
+def _different(estimates: Iterator[Estimate], *, rows: int) -> tuple[list[Estimate], int, list[Estimate]]:
+    """The first `rows` of the estimates, how many others are like one of them, and what else was taken.
 
     Of layouts that differ in micro-batches and size alone and take as long, the one with least memory is
     taken.
     """
     alike: dict[tuple[Any, ...], list[Estimate]] = {}
+    beyond: list[Estimate] = []
     last = 0.0
     for estimate in estimates:
         config = estimate.config
@@ -667,13 +658,15 @@ def _different(estimates: Iterator[Estimate], *, rows: int) -> tuple[list[Estima
         )
         seconds = f"{estimate.step.seconds:.3g}"
         key = (*layout, seconds, f"{estimate.step.bubble:.1%}", estimate.delay)
-        if len(alike) == rows and key not in alike and float(seconds) != last:
-            break
         if len(alike) < rows or key in alike:
             alike.setdefault(key, []).append(estimate)
             last = float(seconds)
+            continue
+        beyond.append(estimate)
+        if float(seconds) != last:
+            break
     shown = [min(group, key=lambda each: each.memory_gb) for group in alike.values()]
-    return shown, sum(map(len, alike.values())) - len(shown)
+    return shown, sum(map(len, alike.values())) - len(shown), beyond
 
 
 def _span(seconds: float) -> str:
