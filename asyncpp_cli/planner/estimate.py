@@ -156,7 +156,7 @@ class Estimate:
 
     def exceeds(self, limit_gb: float) -> bool:
         """Whether a rank needs more memory, 10^9 bytes."""
-        return _exceeds(self.config, _memory(self.config, self.cut), limit_gb)
+        return not fits(self.config, self.cut, limit_gb=limit_gb)
 
     @property
     def tokens_per_second(self) -> float:
@@ -223,7 +223,7 @@ def _cuts(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> lis
         return [own]
     if sum(most_blocks(config, limit_gb=limit_gb)) < config.model.layers:
         return []
-    cuts = [] if _exceeds(config, _memory(config, own), limit_gb) else [own]
+    cuts = [own] if fits(config, own, limit_gb=limit_gb) else []
     if config.parallel.cut is None:
         cuts += [cut for cut in _other_cuts(config, costs, limit_gb=limit_gb) if cut != own]
     return cuts
@@ -274,16 +274,17 @@ def most_blocks(config: RunConfig, *, limit_gb: float) -> list[float]:
     return most
 
 
-def _exceeds(config: RunConfig, memory: Sequence[Mapping[str, float]], limit_gb: float) -> bool:
-    """Whether a rank with this memory, messages left out, has more in all."""
-    sizes, of_messages = [sum(kinds.values()) for kinds in memory], (Shape.of(config), _message_sizes(config))
+def fits(config: RunConfig, sizes: Sequence[float], *, limit_gb: float) -> bool:
+    """Whether a run with so many blocks in each stage needs no more memory in any rank, 10^9 bytes."""
+    held = [sum(kinds.values()) for kinds in _memory(config, sizes)]
+    of_messages = Shape.of(config), _message_sizes(config)
 
-    def exceeds(held: Sequence[int]) -> bool:
-        return any(size + more > limit_gb * GB for size, more in zip(sizes, held, strict=True))
+    def have_room(messages: Sequence[int]) -> bool:
+        return all(size + more <= limit_gb * GB for size, more in zip(held, messages, strict=True))
 
     # Messages are counted where that decides.
-    return max(sizes) > limit_gb * GB or (
-        exceeds(messages_at_most(*of_messages)) and exceeds(messages(*of_messages))
+    return max(held) <= limit_gb * GB and (
+        have_room(messages_at_most(*of_messages)) or have_room(messages(*of_messages))
     )
 
 
@@ -441,9 +442,8 @@ def least_with_times(config: RunConfig, times: StageTimes) -> float:
     """A lower bound of the seconds of a step of a schedule of the family whose stages take so long: a rank
     does its work; and where a step ends before the next begins, it waits before that for the first forwards
     of the stages before it, and after that the last backwards are still to come, unless they are split."""
-    facts, member = schedule_facts(config), schedules.find(config.schedule.name)
-    ranks, microbatches = config.parallel.stages, config.schedule.microbatches
-    placement = facts.placement or tuple(stage % ranks for stage in range(facts.stages))
+    member, microbatches = schedules.find(config.schedule.name), config.schedule.microbatches
+    ranks, rank_of_stage = config.parallel.stages, represented(without_shards(config)).rank_of_stage
     split = _traits(member.name)[0] or config.schedule.split
     updates = 1.0
     if member.default_interval is not None:
@@ -451,7 +451,7 @@ def least_with_times(config: RunConfig, times: StageTimes) -> float:
     works, updating = [0.0] * ranks, [0.0] * ranks
     whole = map(min, times.whole(split=False), times.whole(split=True))
     shards = times.of_shards or (0.0,) * len(times.forward)
-    holders = (*placement, *range(len(times.forward) - len(placement)))
+    holders = (*rank_of_stage, *range(len(times.forward) - len(rank_of_stage)))
     for rank, of_blocks, of_head, update in zip(holders, whole, shards, times.update, strict=True):
         works[rank] += microbatches * (of_blocks + of_head)
         updating[rank] += updates * update
@@ -459,7 +459,7 @@ def least_with_times(config: RunConfig, times: StageTimes) -> float:
     if member.synchronous:
         waiting = 0.0
         for stage in range(ranks):
-            least = max(least, waiting + works[stage] + times.update[0] + times.reduction[0])
+            least = max(least, waiting + works[rank_of_stage[stage]] + times.update[0] + times.reduction[0])
             waiting += times.forward[stage] + times.message
             waiting += 0.0 if split else times.backward[stage] + times.message
     return least
@@ -595,12 +595,12 @@ def _fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> It
     """Of the cuts that fit, the one whose slowest rank is fastest: first of whole blocks, if one fits; then
     where the first stage of each rank may begin or end within a block, and the last of all have no block, if
     that rank is faster by `WORTH_A_CUT`."""
-    facts, ranks, layers = schedule_facts(config), config.parallel.stages, config.model.layers
-    rank_of_stage = facts.placement or tuple(stage % ranks for stage in range(facts.stages))
-    parts = costs.parts(config)
+    ranks, layers = config.parallel.stages, config.model.layers
+    rank_of_stage = represented(without_shards(config)).rank_of_stage
+    stages, parts = len(rank_of_stage), costs.parts(config)
     block_costs = [_whole(block) + _recomputing(config, block) for block in parts.blocks]
     half_costs = [_whole(half) + _recomputing(config, half) for half in parts.halves]
-    ends = [(stage == 0) * _whole(parts.embedding) for stage in range(facts.stages)]
+    ends = [(stage == 0) * _whole(parts.embedding) for stage in range(stages)]
     ends[-1] += _whole(parts.head)
     work_of = tuple(block_costs), tuple(half_costs), tuple(ends), rank_of_stage
     cost = _rank_work(*work_of, may_be_empty=False).stage_cost

@@ -13,6 +13,7 @@ from asyncpp_cli.base.progress import shown
 from asyncpp_cli.planner.estimate import (
     CostModel,
     Estimate,
+    fits,
     fitting,
     in_flight,
     least_seconds,
@@ -120,22 +121,24 @@ def _places(
             yield False, max(least, later), None
             if not wanted(config):
                 return
+            # A cut that memory forces may be faster: what is slower is the rank with most work.
             times = times_if_all_fits(config, costs)
-            bounds = {cut: least_with_times(config, each) for cut, each in times.items()}
-            least = max(least, _MARGIN * min(bounds.values()))
-            yield False, max(least, later), None
-            if not wanted(config):
-                return
             timed: dict[tuple[float, ...], StepTime] = {}
-            fastest = inf
-            for cut in sorted(bounds, key=bounds.__getitem__):
-                if bounds[cut] < fastest:
-                    timed[cut] = step_with(config, times[cut])
-                    fastest = min(fastest, timed[cut].seconds)
-            least = max(least, _MARGIN * fastest)
-            yield False, max(least, later), None
-            if not wanted(config):
-                return
+            if all(fits(config, cut, limit_gb=limit_gb) for cut in times):
+                bounds = {cut: least_with_times(config, each) for cut, each in times.items()}
+                least = max(least, _MARGIN * min(bounds.values()))
+                yield False, max(least, later), None
+                if not wanted(config):
+                    return
+                fastest = inf
+                for cut in sorted(bounds, key=bounds.__getitem__):
+                    if bounds[cut] < fastest:
+                        timed[cut] = step_with(config, times[cut])
+                        fastest = min(fastest, timed[cut].seconds)
+                least = max(least, _MARGIN * fastest)
+                yield False, max(least, later), None
+                if not wanted(config):
+                    return
             layout = fitting(config, costs, limit_gb=limit_gb, timed=timed)
             if layout is not None:
                 yield layout.exceeds(limit_gb), layout.step.seconds, layout
