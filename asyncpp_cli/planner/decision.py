@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from multiprocessing import get_context
 from pathlib import Path
+from signal import SIG_IGN, SIGINT, signal
 
 import schedules
 from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.progress import shown
 from asyncpp_cli.planner.estimate import CostModel, Estimate, losses
 from asyncpp_cli.planner.layouts import CONSIDERED, layouts
 from asyncpp_cli.planner.ranking import best_first
@@ -74,6 +78,7 @@ def decision_map(
     costs: CostModel,
     limit_gb: float,
     names: Collection[str] = CONSIDERED,
+    processes: int = 1,
 ) -> list[Point]:
     """The points of powers of two of GPUs up to `gpus`, the `ROWS` largest, times `tokens_per_step`.
 
@@ -84,40 +89,67 @@ def decision_map(
         costs: of the model's parts.
         limit_gb: memory of a GPU, 10^9 bytes.
         names: schedules to consider.
+        processes: that plan at a time, each the points of one number of GPUs.
 
     Raises:
         UserError: no point has a layout.
     """
     counts = [2**power for power in range(1, gpus.bit_length()) if 2**power <= gpus][-ROWS:]
-    known: dict[tuple[int, int, bool], dict[str, Best | None]] = {}
+    points_of = partial(
+        _points, base, tokens_per_step=tokens_per_step, costs=costs, limit_gb=limit_gb, names=list(names)
+    )
+    points, refusal = [], None
+    with ExitStack() as opened:
+        advance = opened.enter_context(shown("comparing layouts", total=len(counts)))
+        planned: Iterator[tuple[list[Point], UserError | None]] = map(points_of, counts)
+        if min(processes, len(counts)) > 1:
+            # Ctrl-C is this process's alone, which then ends the others.
+            pool = get_context("spawn").Pool(min(processes, len(counts)), signal, (SIGINT, SIG_IGN))
+            # The most GPUs take longest.
+            planned = opened.enter_context(pool).imap(points_of, reversed(counts))
+        for of_count, refused in planned:
+            points += of_count
+            refusal = refused or refusal
+            advance(1)
+    if refusal is not None and not any(any(point.best.values()) for point in points):
+        raise refusal
+    return sorted(points, key=lambda point: (point.tokens_per_step, point.gpus))
+
+
+def _points(
+    base: RunConfig,
+    gpus: int,
+    *,
+    tokens_per_step: Sequence[int],
+    costs: CostModel,
+    limit_gb: float,
+    names: Collection[str],
+) -> tuple[list[Point], UserError | None]:
+    """The points of a number of GPUs, and why one of them has no layout."""
+    known: dict[tuple[int, bool], dict[str, Best | None]] = {}
     refusal: UserError | None = None
 
-    def best(count: int, tokens: int, *, synchronous_alone: bool) -> dict[str, Best | None]:
+    def best(tokens: int, *, synchronous_alone: bool) -> dict[str, Best | None]:
         nonlocal refusal
         for alone in (False, synchronous_alone):
-            if (count, tokens, alone) in known:
-                return known[count, tokens, alone]
+            if (tokens, alone) in known:
+                return known[tokens, alone]
         kinds = [name for name in names if schedules.is_synchronous(name) or not synchronous_alone]
         try:
             found = best_layouts(
-                base, gpus=count, tokens_per_step=tokens, names=kinds, costs=costs, limit_gb=limit_gb
+                base, gpus=gpus, tokens_per_step=tokens, names=kinds, costs=costs, limit_gb=limit_gb
             )
         except UserError as error:
             refusal, found = error, dict.fromkeys(KINDS)
-        known[count, tokens, synchronous_alone] = found
+        known[tokens, synchronous_alone] = found
         return found
 
     points = []
     for tokens in sorted(tokens_per_step, reverse=True):
-        for count in counts:
-            own = best(count, tokens, synchronous_alone=False)
-            larger = best(count, LARGER_BATCH * tokens, synchronous_alone=True)
-            points.append(
-                Point(gpus=count, tokens_per_step=tokens, best=own, larger_batch=larger["synchronous"])
-            )
-    if refusal is not None and not any(any(point.best.values()) for point in points):
-        raise refusal
-    return sorted(points, key=lambda point: (point.tokens_per_step, point.gpus))
+        own = best(tokens, synchronous_alone=False)
+        larger = best(LARGER_BATCH * tokens, synchronous_alone=True)
+        points.append(Point(gpus=gpus, tokens_per_step=tokens, best=own, larger_batch=larger["synchronous"]))
+    return points, refusal
 
 
 def best_layouts(

@@ -64,10 +64,11 @@ def resources_of(config: RunConfig, *, replay: bool, machine: Machine) -> Resour
 def this_machine() -> Machine:
     """Cores that this process may use, and GPUs that it sees."""
     gpus = _gpus()
-    return Machine(cores=_cores(), gpus=gpus, gpu_gb=_gpu_gb() if gpus else None)
+    return Machine(cores=cores_here(), gpus=gpus, gpu_gb=_gpu_gb() if gpus else None)
 
 
-def _cores() -> int:
+def cores_here() -> int:
+    """Cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # A container may have a smaller CPU quota than it sees cores.
     try:

@@ -397,6 +397,7 @@ def _show_map(
     from asyncpp_cli.base.console import say, show_table
     from asyncpp_cli.base.tables import Fit
     from asyncpp_cli.planner import decision
+    from asyncpp_cli.sites.resources import cores_here
 
     base, costs = order.base, order.costs
     if order.gpus < 2:
@@ -411,6 +412,7 @@ def _show_map(
         costs=costs,
         limit_gb=order.limit_gb,
         names=names,
+        processes=cores_here(),
     )
     name = base.config.model.name
     if out is not None:

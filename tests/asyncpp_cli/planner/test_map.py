@@ -81,6 +81,15 @@ def test_the_ratio_is_that_of_the_simulator(chance: random.Random) -> None:
             assert all(0 <= share < 1 for best in (synchronous, delayed) for share in best.losses.values())
 
 
+@pytest.mark.slow
+def test_several_processes_plan_the_same_map() -> None:
+    base = base_of("360m", []).config
+    settings = {"gpus": 8, "tokens_per_step": [2**14, 2**15], "costs": COSTS, "limit_gb": 20.0}
+    alone, shared = (decision_map(base, **settings, processes=count) for count in (1, 2))
+    assert len(alone) == 6
+    assert alone == shared
+
+
 def test_the_command_prints_draws_and_writes(tmp_path: Path) -> None:
     command = (
         "plan",
