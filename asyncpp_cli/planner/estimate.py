@@ -606,10 +606,19 @@ def _fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> It
     cost = _rank_work(*work_of, may_be_empty=False).stage_cost
     room = None if limit_gb == inf else _Room(config, limit_gb=limit_gb)
 
+    def works_of(cut: Sequence[int]) -> list[float]:
+        works, before = [0.0] * ranks, 0
+        for stage, size in enumerate(cut):
+            works[rank_of_stage[stage]] += cost(stage, size, before % 2 == 1)
+            before += size
+        return works
+
     def found(*, step: int, may_be_empty: bool = False, fast_enough: float = inf) -> Sequence[int] | None:
         # The fastest of all, or of those that fit without messages, is the fastest that fits, if it does.
         cut: Sequence[int] | None = _fastest_cut(*work_of, step, may_be_empty)
-        if room is None or cut is None or room.has_all(cut, step=step):
+        if cut is None or max(works_of(cut)) > fast_enough:
+            return None
+        if room is None or room.has_all(cut, step=step):
             return cut
 
         def fits(sizes: Mapping[int, int], within: bool, *, held: Sequence[int]) -> bool:
@@ -627,9 +636,7 @@ def _fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> It
     whole, fast_enough = found(step=2), inf
     if whole is not None:
         yield [halves // 2 for halves in whole]
-        work = [0.0] * ranks
-        for stage, size in enumerate(whole):
-            work[rank_of_stage[stage]] += cost(stage, size, False)
+        work = works_of(whole)
         fast_enough = (1 - WORTH_A_CUT) * max(work)
         if sum(work) / ranks > fast_enough:
             return
