@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from operator import add, itemgetter
+from operator import add, itemgetter, sub
 
 import schedules
 from asyncpp_cli.planner.representative import STEPS_MEASURED, Shape, timed_program
@@ -231,7 +231,7 @@ def _played_step(
             clock[stage] = start + seconds
             gradient = clock[stage] + message
         if (pair + 1) % microbatches == 0:
-            ends.append(sum(clock))
+            ends.append(tuple(clock))
         past = (pair + 1) % interval
         for stage in performing.get(past or interval, ()):
             clock[stage] = max(clock[stage], known) + times.update[stage]
@@ -240,7 +240,9 @@ def _played_step(
             known = max(map(add, clock, times.reduction))
             for stage in performing.get(0, ()):
                 clock[stage] = (clock[stage] if delay is None else known) + times.update[stage]
-    return (ends[-1] - ends[-1 - STEPS_MEASURED]) / stages / STEPS_MEASURED
+    # A rank with less work may still be catching up.
+    elapsed: float = max(map(sub, ends[-1], ends[-1 - STEPS_MEASURED]))
+    return elapsed / STEPS_MEASURED
 
 
 def _interleaved_step(name: str, times: StageTimes, *, rounds: int, chunks: int) -> float:
