@@ -165,9 +165,34 @@ def _exit_for_command_line(error: BaseException) -> NoReturn:
     else:
         context = getattr(error, "ctx", None)
         hint = f" ({context.command_path} --help shows what is accepted)" if context is not None else ""
-        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        message = _plain(error.format_message().rstrip("."))  # type: ignore[attr-defined]
         say(f"asyncpp: error: {message}{hint}", one_line=True)
     sys.exit(WRONG)
+
+
+_PLAIN = (
+    (r"Invalid value for '([^']*)': ", r"\1: "),
+    (r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", r"unexpected argument: \1"),
+    ("Value error, ", ""),
+    ("Input should be a valid integer, .*", "accepted: a whole number"),
+    ("Input should be a valid number, .*", "accepted: a number"),
+    (r"Input should be greater than or equal to (\S+)", r"accepted: \1 or more"),
+    (
+        r"No such option: (-m|--multirun)\b.*",
+        r"\1: several values are an axis, as in 'matrix.train.steps=[30,40]'",
+    ),
+)
+"""What Typer and the libraries below it say, in the words that are used elsewhere."""
+
+
+def _plain(message: str) -> str:
+    for pattern, words in _PLAIN:
+        message = re.sub(pattern, words, message)
+    if choice := re.fullmatch(r"(.*?)'([^']*)' is not one of ('.*')", message):
+        from stages.config.keys import unknown
+
+        message = choice[1] + unknown(choice[2], re.findall("'([^']*)'", choice[3]))
+    return message
 
 
 def _is_closed_pipe(error: BaseException) -> bool:

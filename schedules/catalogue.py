@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,8 +59,10 @@ def find(name: str) -> Schedule:
         ScheduleError: There is none; the message lists the accepted names.
     """
     if name not in FAMILY:
+        near = difflib.get_close_matches(name, NAMES, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
         raise ScheduleError(
-            f"unknown schedule {name!r}; accepted: {', '.join(NAMES)}, or package.module:function"
+            f"unknown schedule {name!r}; {hint}accepted: {', '.join(NAMES)}, or package.module:function"
         )
     return FAMILY[name]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -55,25 +55,57 @@ def check(config: RunConfig, *, seen: dict[str, int | DataError] | None = None) 
     Raises:
         ConfigError: names the first invalid key, what is wrong and what is accepted.
     """
-    named_code(config)
-    check_limits(config)
+    for problem in problems(config, seen=seen):
+        raise problem
+
+
+def problems(config: RunConfig, *, seen: dict[str, int | DataError] | None = None) -> Iterator[ConfigError]:
+    """What is wrong with the settings of a run; of checks that rely on each other, what the first one finds.
+
+    Args:
+        config: the run's configuration.
+        seen: see `check`.
+    """
+
+    def data(config: RunConfig) -> None:
+        check_data(config, {} if seen is None else seen)
+
+    basic = _first(config, named_code, check_limits, _check_schedule_name, check_optimizer, _check_decay)
+    if basic is not None:
+        yield basic
+        return
+    found = False
+    of_model = (_check_model, _check_parametrization)
+    of_schedule = (check_schedule, _check_correction, _check_compile, _check_cuda_graphs)
+    for checks in (of_model, of_schedule, (_check_lr_schedule,), (data, _check_document_mask)):
+        if found and checks is of_schedule:
+            continue
+        if (problem := _first(config, *checks)) is not None:
+            found = True
+            yield problem
+    if not found and (problem := _first(config, check_code)) is not None:
+        yield problem
+
+
+def _first(config: RunConfig, *checks: Callable[[RunConfig], object]) -> ConfigError | None:
+    try:
+        for each in checks:
+            each(config)
+    except ConfigError as error:
+        return error
+    return None
+
+
+def _check_schedule_name(config: RunConfig) -> None:
     if not schedules.is_custom(config.schedule.name):
         _one_of("schedule.name", config.schedule.name, (*schedules.NAMES, "package.module:function"))
-    check_optimizer(config)
+
+
+def _check_decay(config: RunConfig) -> None:
     if config.error_feedback.decay_at == "x" and config.error_feedback.form != "buffered":
         raise ConfigError(
             "error_feedback.decay_at", "x needs the form that keeps it; accepted: form: buffered"
         )
-    _check_model(config)
-    _check_parametrization(config)
-    check_schedule(config)
-    _check_lr_schedule(config)
-    _check_correction(config)
-    _check_compile(config)
-    _check_cuda_graphs(config)
-    check_data(config, {} if seen is None else seen)
-    _check_document_mask(config)
-    check_code(config)
 
 
 def _check_model(config: RunConfig) -> None:

@@ -17,6 +17,8 @@ from asyncpp_cli.base.plain_text import printable, printable_lines
 from asyncpp_cli.base.standard_streams import steering
 from asyncpp_cli.base.tables import Fit, table_of, wrapped
 
+_MOST_PROBLEMS = 20
+
 
 def say(message: str, *, one_line: bool = False) -> None:
     """Print a remark on standard error; a closed standard error is ignored.
@@ -33,6 +35,21 @@ def say(message: str, *, one_line: bool = False) -> None:
 def tell(line: str) -> None:
     """Print a line of results on standard output; control characters of untrusted text are replaced."""
     print(printable_lines(line))
+
+
+def refuse_all(problems: Sequence[str]) -> None:
+    """Refuse what has these problems; all but the last are printed.
+
+    Raises:
+        UserError: there are any.
+    """
+    *others, last = problems or [""]
+    for problem in others[:_MOST_PROBLEMS]:
+        say(f"asyncpp: error: {problem}", one_line=True)
+    if more := len(others[_MOST_PROBLEMS:]):
+        say(f"asyncpp: error: {more} further problems", one_line=True)
+    if last:
+        raise UserError(last)
 
 
 def agreed(question: str, *, refused: str) -> bool:

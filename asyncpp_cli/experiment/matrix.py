@@ -16,13 +16,13 @@ from typing import Any
 from msgspec import structs
 
 import schedules
-from asyncpp_cli.base.console import say
+from asyncpp_cli.base.console import refuse_all, say
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.confirmed_code import NOTHING, Confirmed, check_confirmed
 from asyncpp_cli.experiment.interpolation import is_interpolated, resolve
 from asyncpp_cli.experiment.shipped import MODEL_SHAPE, recommended_settings, template_names
 from asyncpp_cli.experiment.speed_runs import loss_givers
-from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, refuse_all, settings_of
+from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, settings_of
 from asyncpp_cli.runs.experiment_folder import Cell
 from asyncpp_cli.runs.lineage import DIGITS
 from asyncpp_cli.runs.settings import (
@@ -130,16 +130,20 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
             one reason share a line; of several reasons all but the last are printed.
     """
     from stages.checkpoint.initial_weights import InitError, check_init, check_values
-    from stages.validation import ConfigError, check
+    from stages.validation import problems
 
     checked: dict[str, list[str]] = {}
     seen: dict[str, Any] = {}
     initialized: set[str] = set()
 
     def reasons(config: RunConfig) -> list[str]:
+        found = [
+            f"{error.key}: {line}"
+            for error in problems(config, seen=seen)
+            for line in error.message.splitlines()
+        ]
         try:
-            check(config, seen=seen)
-            if config.model.init is not None:
+            if config.model.init is not None and not found:
                 if config.model.factory is not None:
                     raise InitError("is for the built-in decoder; model.factory builds another model")
                 # Not a check of the run: one that resumes from a checkpoint does not need them.
@@ -147,11 +151,9 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
                     check_init(config.model)
                     check_values(config.model)
                     initialized.add(model)
-        except ConfigError as error:
-            return [f"{error.key}: {problem}" for problem in error.message.splitlines()]
         except InitError as error:
             return [f"model.init: {error}"]
-        return []
+        return found
 
     refused: dict[str, list[ResolvedCell]] = {}
     for resolved in cells:

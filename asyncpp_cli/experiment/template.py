@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 
 import schedules
-from asyncpp_cli.base.console import say
+from asyncpp_cli.base.console import refuse_all
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.interpolation import is_interpolated
 from asyncpp_cli.experiment.shipped import MODEL_SHAPE, find_template, model_settings
@@ -23,9 +24,13 @@ from asyncpp_cli.runs.settings import (
     check_key,
     flatten,
     holds_text,
+    refusal,
     typed,
 )
 from optimizers import NAMES as OPTIMIZERS
+from stages.config.keys import unknown
+from stages.shape.families import FAMILIES
+from stages.update.lr_schedule import SCHEDULES as LR_SCHEDULES
 
 Settings = dict[str, Any]
 """A value for each key (dotted, or a shorthand)."""
@@ -154,24 +159,6 @@ def load(name: str, changes: Iterable[str]) -> Template:
     return template
 
 
-def refuse_all(problems: Sequence[str]) -> None:
-    """Refuse what has these problems; all but the last are printed.
-
-    Raises:
-        UserError: there are any.
-    """
-    *others, last = problems or [""]
-    for problem in others[:_MOST_PROBLEMS]:
-        say(f"asyncpp: error: {problem}", one_line=True)
-    if more := len(others[_MOST_PROBLEMS:]):
-        say(f"asyncpp: error: {more} further problems", one_line=True)
-    if last:
-        raise UserError(last)
-
-
-_MOST_PROBLEMS = 20
-
-
 def _mistakes(template: Template) -> list[str]:
     """What is wrong with single settings of a template, one line each."""
     axes = [template.matrix, *template.zip]
@@ -183,14 +170,28 @@ def _mistakes(template: Template) -> list[str]:
     ]
     settings = [(where, *item) for where, each in places for every in each for item in every.items()]
     problems: dict[str, str] = {}
+    conditions = {f"exclude[{number}]": each for number, each in enumerate(template.exclude)}
+    conditions |= {f"overrides[{number}].when": each.when for number, each in enumerate(template.overrides)}
+    for where, key in ((where, key) for where, condition in conditions.items() for key in condition):
+        try:
+            _check_known(key)
+        except SettingError as error:
+            problems[f"{where}: {key}"] = f"{template.source}: {where}: {error.key}: {error}"
     for where, key, value in settings:
         if key == "model" and is_interpolated(value):
             continue
         try:
-            settings_of(key, value, folder=template.folder)
+            _check_known(key)
+            for dotted, each in settings_of(key, value, folder=template.folder).items():
+                if not is_interpolated(each) and (reason := _refusal(dotted, each)) is not None:
+                    raise SettingError(dotted, reason)
         except SettingError as error:
+            hint = ""
+            if not where and key.partition(".")[0] not in (*SECTIONS, "seed"):
+                hint = f" (also: {', '.join(_OWN_KEYS)})"
             # A change of the command line stands in several places.
-            problems.setdefault(f"{error.key}: {error}", f"{template.source}: {where}{error.key}: {error}")
+            line = f"{template.source}: {where}{error.key}: {error}{hint}"
+            problems.setdefault(f"{error.key}: {error}", line)
         except UserError as error:
             problems[str(error)] = str(error)
     if problems:
@@ -199,6 +200,28 @@ def _mistakes(template: Template) -> list[str]:
             if key not in given:
                 problems[key] = f"{template.source}: {key} is not set; accepted: {', '.join(names)}"
     return list(problems.values())
+
+
+_CATALOGUES = {
+    "schedule.name": (*schedules.NAMES, "package.module:function"),
+    "optimizer.name": (*OPTIMIZERS, "package.module:name"),
+    "optimizer.schedule": tuple(LR_SCHEDULES),
+    "model.family": tuple(FAMILIES),
+}
+"""Names that keys accept."""
+
+
+def _check_known(key: str) -> None:
+    if key in SECTIONS and key not in SHORTHANDS:
+        raise SettingError(key, f"is a section: set {key}.{SECTIONS[key][0]} or another of its keys")
+    check_key(SHORTHANDS.get(key, key))
+
+
+def _refusal(key: str, value: Any) -> str | None:
+    names = _CATALOGUES.get(key)
+    if names is not None and value not in names and ":" not in value:
+        return unknown(value, names)
+    return refusal(key, value)
 
 
 def _loaded(file: Path, heirs: tuple[Path, ...]) -> Template:
@@ -317,22 +340,11 @@ def _condition(content: Any, *, where: str) -> dict[str, Any]:
 
 def _canonical_keys(settings: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     result: dict[str, Any] = {}
-    problems = []
     for given_key, value in settings.items():
         key = canonical(given_key)
         if key in result:
             raise UserError(f"{where}: {given_key} is given twice")
-        try:
-            if key in SECTIONS and key not in SHORTHANDS:
-                raise SettingError(key, f"is a section: set {key}.{SECTIONS[key][0]} or another of its keys")
-            check_key(SHORTHANDS.get(key, key))
-        except SettingError as error:
-            hint = ""
-            if given_key.partition(".")[0] not in SECTIONS and given_key != "seed":
-                hint = f" (also: {', '.join(_OWN_KEYS)})" if where.endswith((".yaml", ".yml")) else ""
-            problems.append(f"{where}: {error.key}: {error}{hint}")
         result[key] = value
-    refuse_all(problems)
     return result
 
 
@@ -368,10 +380,12 @@ def _override(content: Any, *, where: str) -> Override:
 def _changed(template: Template, change: str) -> Template:
     """The template after a change: KEY=VALUE, +KEY=VALUE (the same) or ~KEY, which removes."""
     content = _content(template)
-    if change.startswith("~") and "=" not in change:
+    if change.startswith("~") and "=" in change:
+        raise UserError(f"{change}: to remove a setting write {change.partition('=')[0]}, without a value")
+    if change.startswith("~"):
         _remove(content, change.removeprefix("~"))
         return _read(content, file=Path(template.source))
-    key, equals, text = change.removeprefix("+").partition("=")
+    key, equals, text = change.lstrip("+").partition("=")
     if not equals or not key:
         raise UserError(
             f"{change!r} is not KEY=VALUE, as in train.steps=300 or 'matrix.seed=[0,1]', nor ~KEY (to remove)"
@@ -412,7 +426,9 @@ def _remove(content: dict[str, Any], given: str) -> None:
     for place in found:
         del place[key]
     if not found:
-        raise UserError(f"~{given}: this template does not set {given}")
+        near = difflib.get_close_matches(given, [each for place in places for each in place], n=1)
+        meant = f"; did you mean ~{near[0]}?" if near else ""
+        raise UserError(f"~{given}: this template does not set {given}{meant}")
 
 
 def _set_everywhere(content: dict[str, Any], key: str, value: Any) -> None:

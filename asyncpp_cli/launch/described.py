@@ -15,6 +15,7 @@ from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.profile import LOCAL, Site
 from asyncpp_cli.sites.resources import this_machine
+from stages.config.keys import unknown
 from stages.config.run_config import RunConfig
 
 
@@ -104,7 +105,7 @@ def printed(form: str, runs: Sequence[DescribedRun]) -> str:
     if form == "json":
         return json.dumps([asdict(run) for run in runs], indent=1)
     if form != "commands":
-        raise UserError(f"--print {form}: accepted: sbatch, commands, json")
+        raise UserError(f"--print: {unknown(form, ('sbatch', 'commands', 'json'))}")
     lines = []
     for run in runs:
         limits = [f"{run.memory} per node"] if run.memory else []

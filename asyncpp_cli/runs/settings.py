@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from stages.config.keys import MISSING
+from stages.config.keys import MISSING, facts
 from stages.config.run_config import RunConfig, trained_paths
 
 
@@ -150,6 +150,15 @@ def typed(key: str, value: Any) -> Any:
         return [int(item) if isinstance(item, float) and item.is_integer() else item for item in converted]
     # -0.0 is 0.0, likewise.
     return converted + 0.0 if isinstance(converted, float) else converted
+
+
+def refusal(key: str, value: Any) -> str | None:
+    """Why a key does not accept a value of its type, by its bounds and choices; None if it does."""
+    section, _, name = key.rpartition(".")
+    if section in OPEN_KEYS:
+        return None
+    declared = type(getattr(RunConfig(), section)) if section else RunConfig
+    return facts(declared.__dataclass_fields__[name]).refusal(value)
 
 
 _SPELLINGS = {

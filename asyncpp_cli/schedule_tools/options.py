@@ -102,7 +102,7 @@ Jitter = Annotated[
     float,
     typer.Option(parser=finite, metavar="S", help="Standard deviation of each time, as a share of it."),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the jitter.")]
+Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the jitter.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write to FILE (default: standard output).")]
 
 

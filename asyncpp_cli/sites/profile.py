@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from asyncpp_cli.base.console import refuse_all
 from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.experiment.interpolation import resolved_file
 from asyncpp_cli.experiment.shipped import find_template, template_names
 from asyncpp_cli.experiment.yaml_data import read_mapping
 from asyncpp_cli.runs.settings import SettingError, holds_text, typed
 from asyncpp_cli.sites.containers import Container, ContainerError, check_container
+from stages.config.keys import unknown
 from stages.config.records import Count, Meta, converted
 
 LOCAL = "local"
@@ -175,7 +177,7 @@ def find_site(name: str) -> Site:
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return read_site(path, name=path.stem)
     raise UserError(
-        f"--site {name}: unknown site; accepted: {', '.join(sorted(files))}, the path of a YAML file, or a "
+        f"--site: {unknown(name, sorted(files))}, the path of a YAML file, or a "
         f"profile of your own as {user_folder() / (path.stem + '.yaml')}"
     )
 
@@ -199,13 +201,15 @@ def read_site(file: Path, *, name: str) -> Site:
 
 
 def _check_keys(file: Path, prefix: str, content: dict[str, Any], known: Collection[str]) -> None:
+    problems = []
     for key in content:
         if key not in known:
-            if (instead := _INSTEAD.get(prefix + key)) is not None:
-                raise UserError(f"{file}: {prefix}{key}: unknown key; write {instead}")
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
             hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(known)}"
-            raise UserError(f"{file}: {prefix}{key}: unknown key; {hint}")
+            if (instead := _INSTEAD.get(prefix + key)) is not None:
+                hint = f"write {instead}"
+            problems.append(f"{file}: {prefix}{key}: unknown key; {hint}")
+    refuse_all(problems)
 
 
 def _check(site: Site) -> None:

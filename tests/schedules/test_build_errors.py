@@ -12,7 +12,7 @@ from schedules import ScheduleError, build, is_synchronous, smallest_delay
     [
         (
             {"name": "1f2b"},
-            "unknown schedule '1f2b'; accepted: gpipe, 1f1b, interleaved-1f1b, looped-bfs, ",
+            "unknown schedule '1f2b'; did you mean 1f1b? accepted: gpipe, 1f1b, interleaved-1f1b, ",
         ),
         ({"stages": 0}, "stages is 0; accepted: 1 or more"),
         ({"microbatches": 0}, "microbatches is 0; accepted: 1 or more"),

@@ -98,6 +98,7 @@ def show(
     from asyncpp_cli.base.tables import Fit
     from optimizers import CORRECTIONS, METHODS
     from optimizers.grouping import DECAYED, Role
+    from stages.config.keys import unknown
 
     if name in METHODS:
         method = METHODS[name]
@@ -119,7 +120,7 @@ def show(
         print(f"Keeps for each parameter: {correction.values_per_parameter} values\n")
         options = correction.options
     else:
-        raise UserError(f"unknown name {name!r}; accepted: {', '.join([*METHODS, *CORRECTIONS])}")
+        raise UserError(unknown(name, [*METHODS, *CORRECTIONS]))
     show_table(
         ["setting", "default", "accepted", "meaning"],
         [[key, _shown(option.default), option.accepts(), option.meaning] for key, option in options.items()],

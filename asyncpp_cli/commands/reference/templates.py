@@ -64,10 +64,10 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A name listed
     """Print a template, to read or to start your own from."""
     from asyncpp_cli.base.errors import UserError
     from asyncpp_cli.experiment.shipped import TEMPLATE_KINDS, find_template, template_names
+    from stages.config.keys import unknown
 
     for folder in TEMPLATE_KINDS:
         if name in template_names(folder):
             sys.stdout.write(find_template(folder, name, beside=None).read_text(encoding="utf-8"))
             return
-    known = ", ".join(name for folder in TEMPLATE_KINDS for name in template_names(folder))
-    raise UserError(f"unknown template {name!r}; accepted: {known}")
+    raise UserError(unknown(name, [name for folder in TEMPLATE_KINDS for name in template_names(folder)]))

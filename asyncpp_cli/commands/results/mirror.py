@@ -45,9 +45,10 @@ def mirror(
     from asyncpp_cli.base.console import say
     from asyncpp_cli.runs.experiment_folder import EXPERIMENT_FILE, open_experiment, run_at
     from asyncpp_cli.trackers.catalogue import tracker_class
+    from stages.config.keys import unknown
 
     if name not in TRACKERS:
-        raise UserError(f"--to {name}: accepted: {', '.join(TRACKERS)}")
+        raise UserError(f"--to: {unknown(name, TRACKERS)}")
     if follow and not tracker_class(name).can_append:
         accepted = ", ".join(known for known in TRACKERS if tracker_class(known).can_append)
         raise UserError(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from asyncpp_cli.base.errors import UserError
+from stages.config.keys import unknown
 
 PEAK_TFLOPS: Mapping[str, Mapping[str, float]] = {
     "B200": {"bfloat16": 2250.0, "float32": 75.0},
@@ -120,7 +121,7 @@ def find_device(name: str, *, key: str) -> Device:
         UserError: `name` is not in `DEVICES`.
     """
     if name not in DEVICES:
-        raise UserError(f"{key}: unknown GPU {name!r}; accepted: {', '.join(DEVICES)}")
+        raise UserError(f"{key}: {unknown(name, DEVICES)}")
     return DEVICES[name]
 
 

@@ -25,6 +25,7 @@ from asyncpp_cli.report.tables.column import (
     single,
 )
 from asyncpp_cli.report.tables.key_columns import key_columns
+from stages.config.keys import unknown
 
 NOT_REACHED = "not reached"
 
@@ -55,7 +56,7 @@ def value_columns(names: str, cells: Sequence[CellResult]) -> list[Column]:
     keys = [key.strip() for key in names.split(",") if key.strip()]
     for key in keys:
         if key not in known:
-            raise UserError(f"--value: {key}: accepted: {', '.join(known)}")
+            raise UserError(f"--value: {unknown(key, known)}")
     return [known[key] for key in keys]
 
 

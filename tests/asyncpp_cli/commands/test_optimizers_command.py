@@ -47,4 +47,6 @@ def test_show_gives_a_corrections_settings() -> None:
 
 
 def test_an_unknown_optimizer_is_one_line() -> None:
-    assert "unknown name 'moun'; accepted: sgd, adamw" in refusal("optimizers", "show", "moun")
+    assert "'moun' is not known; did you mean muon? accepted: sgd, adamw" in refusal(
+        "optimizers", "show", "moun"
+    )

@@ -133,7 +133,7 @@ def test_a_time_limit_is_what_sbatch_takes_it_for(own_profiles: Path, time: str,
 
 
 def test_an_unknown_site_is_one_line_that_names_the_known(tmp_path: Path) -> None:
-    assert "nowhere: unknown site; accepted: local, slurm-gpu, testcluster" in refusal(
+    assert "--site: 'nowhere' is not known; accepted: local, slurm-gpu, testcluster" in refusal(
         "launch", tmp_path, "--site", "nowhere"
     )
 

@@ -116,7 +116,7 @@ def test_csv_is_laid_out_in_plain_numbers(folder: Path) -> None:
         (["--cols", "seed"], "--cols: seed: cells are averaged over it"),
         (["--best-over", "site.threads"], "--best-over: site.threads"),
         (["--cols", "schedule", "--value", "loss"], "--value: loss: accepted: status, n, val_loss"),
-        (["--target", "nan"], "Invalid value for '--target': 'nan', accepted: a finite number"),
+        (["--target", "nan"], "--target: 'nan', accepted: a finite number"),
         (["--format", "html"], "--format html needs a file: --out FILE"),
     ],
 )

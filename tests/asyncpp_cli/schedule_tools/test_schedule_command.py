@@ -269,7 +269,7 @@ def test_the_program_on_the_page_is_right():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("show", "2bx", *geometry(2, 2)), "unknown schedule '2bx'; accepted: gpipe, 1f1b"),
+        (("show", "2bx", *geometry(2, 2)), "unknown schedule '2bx'; did you mean 2bw? accepted: gpipe, 1f1b"),
         (("show", "2bw"), "--stages is missing: 2bw needs --stages and --microbatches"),
         (("show", "2bw", "--stages", "2"), "--microbatches is missing"),
         (("show", "2bw", *geometry(0, 2)), "stages is 0; accepted: 1 or more"),

@@ -237,7 +237,7 @@ def test_a_mirror_needs_runs_and_a_tracker_that_can_follow(tmp_path: Path) -> No
     refused = asyncpp("mirror", tmp_path / "e", "--to", "mlflow")
     assert (refused.code, refused.errors) == (
         2,
-        "asyncpp: error: --to mlflow: accepted: tensorboard, wandb\n",
+        "asyncpp: error: --to: 'mlflow' is not known; accepted: tensorboard, wandb\n",
     )
 
 
