@@ -266,7 +266,8 @@ class OfMatrices(TorchDispatchMode):
 
 
 def budget(kind: str, *, recompute: str, compiled: bool, split: bool) -> dict[str, int]:
-    """What the backward of a block in bfloat16 makes in the shape of a matrix, its weight half included.
+    """What the backward of a block in bfloat16 makes in the shape of a matrix, its weight half included; with
+    the embedding, to whose sum rows are added, or the head.
 
     A matrix: its product, which adds. The router's, in float32: its product, which is added, and where it is
     not compiled its weights, widened, in each run of the forward too. A stack: a product that is added to the
@@ -277,7 +278,11 @@ def budget(kind: str, *, recompute: str, compiled: bool, split: bool) -> dict[st
     chooses experts and sorts.
     """
     if kind != "mixture":
-        return {"product": 7}
+        ends: dict[str, dict[str, int]] = {
+            "embedding": {"product": 7, "index_add_": 1},
+            "head": {"product": 8},
+        }
+        return ends.get(kind, {"product": 7})
     if compiled:
         return {"product": 7 + 1 + 3, "add_": 1 + 3}
     of_choice = {"aten.new_zeros.default": 1}  # of the scores, `(tokens, experts)`
@@ -295,6 +300,8 @@ def budget(kind: str, *, recompute: str, compiled: bool, split: bool) -> dict[st
         ("dense", False),
         ("documents", False),
         ("mixture", False),
+        ("embedding", False),
+        ("head", False),
         pytest.param("dense", True, marks=pytest.mark.slow),
         pytest.param("mixture", True, marks=pytest.mark.slow),
     ],
@@ -331,7 +338,8 @@ def test_a_backward_makes_nothing_as_large_as_a_matrix_but_its_product_and_route
     )
     if kind == "mixture":
         config = with_experts(config, shared_experts=1)
-    state = ranks_of(config)[1].stages[1]
+    number = {"embedding": 0, "head": 2}.get(kind, 1)
+    state = ranks_of(config)[number].stages[number]
     replica, documents = state.weights.newest(), None
     if kind == "documents":
         config = with_documents(config)
@@ -340,18 +348,19 @@ def test_a_backward_makes_nothing_as_large_as_a_matrix_but_its_product_and_route
     shape = (3, 12, 16) if documents else (1, 7, 16)
     # Drawn alike in every session: an expert without a token would have no product.
     given, gradient = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+    tokens = torch.arange(shape[1])[None]
     for counting in (False, True):  # the first backward is compiled
         _, done = run_stage(
             replica.module,
-            given,
-            targets=None,
+            tokens if kind == "embedding" else given,
+            targets=tokens if kind == "head" else None,
             loss_share=1,
             split=split,
             documents=documents,
             routing=replica.routing(),
         )
         with OfMatrices(replica.module) if counting else nullcontext() as counted:
-            done.backward(gradient)
+            done.backward(None if kind == "head" else gradient)
             if split:
                 done.weight_half()
     assert counted is not None
