@@ -40,7 +40,8 @@ def _speed_runs(cells: Sequence[ResolvedCell]) -> list[str]:
         if giver is not None:
             short.setdefault((name_of[giver], config.train.steps), {})[config.schedule.name] = None
     return [
-        f"{', '.join(names)}: {steps:,} steps for the speed alone (speed_steps); the loss is that of {giver}"
+        f"{', '.join(names)}: short runs of {steps:,} steps, made only for their speed; their loss is that "
+        f"of {giver}"
         for (giver, steps), names in short.items()
     ]
 

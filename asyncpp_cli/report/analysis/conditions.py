@@ -137,7 +137,7 @@ def _evaluation_lines(cells: Sequence[CellResult]) -> list[str]:
     over_seeds = f"; over seeds, of a mean: {_range(of_means)}" if of_means else ""
     lines = [
         f"Standard error of a validation loss, from an evaluation's micro-batches: {_range(errors)} nats per "
-        f"token{over_seeds}; gaps are more certain, because all runs read the same text"
+        f"token{over_seeds}; gaps are more certain than losses, because all runs read the same text"
     ]
     read: dict[str, None] = {}
     for start in (run.measurement.start or {} for cell in cells for run in cell.runs):

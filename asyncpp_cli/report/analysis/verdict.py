@@ -149,7 +149,7 @@ class Verdict:
             text = f"{text}. {busy}"
         if self.answer != UNDECIDED:
             return f"{self.answer.capitalize()}: {text}."
-        return f"Undecided: {text}. {self._remedy}"
+        return f"The runs cannot tell: {text}. {self._remedy}"
 
     @property
     def _remedy(self) -> str:

@@ -63,7 +63,7 @@ def test_a_sweep_writes_which_run_gives_the_loss_and_says_so(tmp_path: Path) -> 
     template = tmp_path / "template.yaml"
     template.write_text(json.dumps({"model": "micro", **MATRIX}))
     swept = succeeded("sweep", template, "--out", tmp_path / "e", "--json")
-    note = "zb-v, interleaved-1f1b: 10 steps for the speed alone (speed_steps); the loss is that of 1f1b"
+    note = "zb-v, interleaved-1f1b: short runs of 10 steps, made only for their speed; their loss is that of"
     assert note in swept.errors
     written = json.loads((tmp_path / "e" / "experiment.json").read_text())["cells"]
     assert [cell["loss_of"] for cell in written] == [cell["loss_of"] for cell in json.loads(swept.output)]
