@@ -172,7 +172,7 @@ def _train(cells: list[_DryRunCell], folder: Path, *, replay: bool, quiet: bool)
         run.folder.mkdir()
         run.config_file.write_text(config_text(cell.twin), encoding="utf-8")
         resources = resources_of(cell.twin, replay=replay, machine=machine)
-        tasks.append(Task(run, resources, STEPS, cell.twin.site))
+        tasks.append(Task(run, resources, cell.twin))
     with shown_progress(quiet=quiet) as progress:
         statuses = Launcher(tasks, machine=machine, max_parallel=None, replay=replay, progress=progress).run()
     return {

@@ -37,7 +37,7 @@ from asyncpp_cli.runs.status import Cause, State, Status, is_done
 from asyncpp_cli.sites.resources import Machine, Resources, import_path, resources_of
 from schedules import ScheduleError
 from stages.config.own_code import check_code
-from stages.config.run_config import RunConfig, SiteConfig
+from stages.config.run_config import RunConfig
 from stages.validation import ConfigError, check_data
 
 _POLL_SECONDS = 0.25
@@ -51,8 +51,7 @@ class Task:
 
     run: Run
     resources: Resources
-    steps: int
-    site: SiteConfig
+    config: RunConfig
     until: int | None = None
     """Step after which to pause it; None: it trains to the end."""
     gpu_gb: float = 0.0
@@ -260,7 +259,7 @@ class Launcher:
                 run,
                 processes=task.resources.processes,
                 replay=self._replay,
-                steps=task.steps,
+                steps=task.config.train.steps,
                 gpus=task.resources.gpus,
                 threads=task.resources.threads,
                 until=task.until,
@@ -317,12 +316,12 @@ class Launcher:
         """GPUs for a run, those with fewest runs first; fewer than it needs where others are taken."""
         runs: Counter[str] = Counter()
         gb: Counter[str] = Counter()
-        most: dict[str, int | None] = dict.fromkeys(self._machine.gpus, task.site.runs_per_gpu)
+        most: dict[str, int | None] = dict.fromkeys(self._machine.gpus, task.config.site.runs_per_gpu)
         for _, other, devices in self._own.values():
             runs.update(devices)
             gb.update(dict.fromkeys(devices, other.gpu_gb))
             for device in devices:
-                most[device] = min(filter(None, (most[device], other.site.runs_per_gpu)), default=None)
+                most[device] = min(filter(None, (most[device], other.config.site.runs_per_gpu)), default=None)
         room = inf if self._machine.gpu_gb is None else self._machine.gpu_gb - task.gpu_gb
 
         def may_share(device: str) -> bool:
@@ -337,7 +336,7 @@ class Launcher:
         if self._told_of_waiting:
             return
         self._told_of_waiting = True
-        if (most := task.site.runs_per_gpu) is not None:
+        if (most := task.config.site.runs_per_gpu) is not None:
             say(f"Runs wait for a free GPU: site.runs_per_gpu is {most}")
         elif self._max_parallel is None:
             say("Runs wait for a free GPU: --max-parallel N trains N at a time, several on a GPU")
@@ -357,7 +356,7 @@ class Launcher:
     def _end_own(self, reason: str) -> None:
         for attempt, _, _ in self._own.values():
             attempt.stop(reason)
-        longest = max((task.site.grace for _, task, _ in self._own.values()), default=0.0)
+        longest = max((task.config.site.grace for _, task, _ in self._own.values()), default=0.0)
         deadline = time.monotonic() + longest + _SECONDS_TO_END
         while self._own and time.monotonic() < deadline:
             self._update(pending=False)
@@ -440,5 +439,5 @@ def tasks_of(
         may_share = resources.gpus and machine.gpu_gb is not None and len(runs) > 1
         gb = _planned_gb(config, resources) if may_share else 0.0
         until = pauses.get(run.id)
-        tasks.append(Task(run, resources, config.train.steps, config.site, until=until, gpu_gb=gb))
+        tasks.append(Task(run, resources, config, until=until, gpu_gb=gb))
     return tasks, damaged

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import MappingProxyType
 
 from rich.progress import Progress
 from rich.text import Text
@@ -19,10 +20,17 @@ from asyncpp_cli.launch.common.options import NO_PAUSES, Pauses
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status, is_done
 
+_TRUST_SECONDS = 60.0
+"""Of a launch, after which its own pace counts as much as the expected one."""
+
 
 @contextmanager
 def shown_progress(
-    *, done_before: int = 0, pauses: Pauses = NO_PAUSES, quiet: bool = False
+    *,
+    done_before: int = 0,
+    pauses: Pauses = NO_PAUSES,
+    quiet: bool = False,
+    expected: Mapping[str, float] = MappingProxyType({}),
 ) -> Iterator[launcher.ProgressDisplay]:
     """The display that fits standard error: with a bar of all runs on a terminal, lines alone otherwise.
 
@@ -30,12 +38,13 @@ def shown_progress(
         done_before: number of completed runs that are not among those shown.
         pauses: steps after which runs pause; progress is shown towards these.
         quiet: show nothing.
+        expected: seconds of each run by id, if they are known of all.
     """
     if quiet:
         yield _Nothing()
         return
     with progress_bar(console(errors=True)) if sys.stderr.isatty() else nullcontext() as bar:
-        yield _Display(bar, done_before=done_before, pauses=pauses)
+        yield _Display(bar, done_before=done_before, pauses=pauses, expected=expected)
 
 
 class _Nothing:
@@ -65,14 +74,15 @@ class _Events:
 class _Total:
     """Progress of all runs together."""
 
-    def __init__(self, *, done_before: int) -> None:
+    def __init__(self, *, done_before: int, expected: Mapping[str, float] = MappingProxyType({})) -> None:
         self._done_before = done_before
+        self._expected = expected
         self._first: tuple[float, float] | None = None
 
     def line(self, statuses: Sequence[tuple[Run, Status]]) -> str:
         """`12 of 18 done, about 1:23 remaining`; without the time if it is unknown."""
         done, count = self.counts([status for _, status in statuses])
-        left = self.remaining([status for _, status in statuses])
+        left = self.remaining(statuses)
         about = f", about {duration(left)} remaining" if left else ""
         return f"{done} of {count} done{about}"
 
@@ -85,23 +95,32 @@ class _Total:
         """Number of runs that are done, of the others the share of their steps."""
         # A run that has not begun has no step count.
         most = max((status.steps for status in statuses), default=0) or 1
-        return self._done_before + sum(
-            1.0 if is_done(status, until=status.steps) else min(1.0, status.step / (status.steps or most))
-            for status in statuses
-        )
+        return self._done_before + sum(self._share(status, most) for status in statuses)
 
-    def remaining(self, statuses: Sequence[Status], *, now: float | None = None) -> float | None:
-        """Seconds until all have ended, assuming equal time per step; None if unknown."""
-        if not any(status.steps for status in statuses):
+    def remaining(self, statuses: Sequence[tuple[Run, Status]], *, now: float | None = None) -> float | None:
+        """Seconds until all have ended; None if unknown.
+
+        By the expected seconds of each run, or else assuming equal time per step; and by how fast they have
+        been so far, which in the first minute says little beside what is expected.
+        """
+        if not any(status.steps for _, status in statuses):
             return None
         now = time.monotonic() if now is None else now
-        done = self.done(statuses) - self._done_before
+        most = max((status.steps for _, status in statuses), default=0) or 1
+        work = {run.id: self._expected.get(run.id, status.steps or most) for run, status in statuses}
+        done = sum(work[run.id] * self._share(status, most) for run, status in statuses)
         if self._first is None:
             self._first = now, done
         since, before = self._first
-        if done <= before or now <= since:
+        trust = _TRUST_SECONDS if self._expected else 0.0
+        if done - before + trust <= 0 or now - since + trust <= 0:
             return None
-        return (now - since) / (done - before) * (len(statuses) - done)
+        return (now - since + trust) / (done - before + trust) * (sum(work.values()) - done)
+
+    @staticmethod
+    def _share(status: Status, most: int) -> float:
+        """Share of a run that is done, in 0..1."""
+        return 1.0 if is_done(status, until=status.steps) else min(1.0, status.step / (status.steps or most))
 
 
 def _ended_line(run: Run, status: Status) -> str:
@@ -120,11 +139,18 @@ def _figures(status: Status) -> str:
 class _Display:
     """Prints a line for each run that starts or ends; shows the others in the bar."""
 
-    def __init__(self, bar: Progress | None, *, done_before: int, pauses: Pauses = NO_PAUSES) -> None:
+    def __init__(
+        self,
+        bar: Progress | None,
+        *,
+        done_before: int,
+        pauses: Pauses = NO_PAUSES,
+        expected: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         self._bar = bar
         self._pauses = pauses
         self._events = _Events()
-        self._total = _Total(done_before=done_before)
+        self._total = _Total(done_before=done_before, expected=expected)
         if bar is not None:
             self._task = bar.add_task("")
 

@@ -156,6 +156,7 @@ def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
     """
     from asyncpp_cli.base.console import command, say
     from asyncpp_cli.launch.cancel import Cancellations
+    from asyncpp_cli.launch.expected_time import expected_seconds
     from asyncpp_cli.launch.local_machine import Interrupted, Launcher, tasks_of
     from asyncpp_cli.launch.progress import shown_progress
     from asyncpp_cli.runs.attempts.repair import damage, restoring
@@ -183,9 +184,14 @@ def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
             f"GPUs here: {len(machine.gpus)}; the processes of a run share them, and their messages go "
             "through host memory: for trying a run out, not for speed (site.device=cpu trains on the CPU)"
         )
+    expected: dict[str, float] = {}
+    if not (options.replay or options.quiet):
+        expected, sentence = expected_seconds(tasks, machine=machine)
+        if sentence:
+            say(sentence)
     try:
         with shown_progress(
-            done_before=len(runs) - len(missing), pauses=pauses, quiet=options.quiet
+            done_before=len(runs) - len(missing), pauses=pauses, quiet=options.quiet, expected=expected
         ) as progress:
             ended = Launcher(
                 tasks,

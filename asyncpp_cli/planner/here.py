@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import replace
 from math import fsum
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from asyncpp_cli.base.console import roughly
 from asyncpp_cli.base.progress import shown
@@ -14,7 +19,7 @@ from asyncpp_cli.planner.costs.profile_costs import Measured, conditions
 from asyncpp_cli.planner.estimate import estimate
 from asyncpp_cli.sites.resources import Machine, resources_of, this_machine
 from stages.config.own_code import named_code
-from stages.config.run_config import OWN_SPLIT, RunConfig, eval_microbatches
+from stages.config.run_config import OWN_SPLIT, RunConfig, eval_microbatches, tokens_per_step
 from stages.shape.families import describe
 
 _REPEATS = 3
@@ -22,6 +27,10 @@ _MOST_FLOPS = 2e10
 """Of a micro-batch through the whole model, to be measured: about a second on a core."""
 _START_SECONDS = 3.0
 """From a run's start to its first step, and from its last step to its end."""
+_LONG_FLOPS = 1e12
+"""Of runs that take about a minute."""
+_MEASURED: dict[str, Measured] = {}
+"""What this process has measured, by `_kind`."""
 
 
 def seconds_here(configs: Sequence[RunConfig], *, machine: Machine) -> list[float | None]:
@@ -30,30 +39,50 @@ def seconds_here(configs: Sequence[RunConfig], *, machine: Machine) -> list[floa
     None where that is unknown: it would train on a GPU, names code of the user's own, is compiled, masks
     documents, or is too large to be measured in a few seconds.
     """
-    measured: dict[str, Measured] = {}
+    measurable = [
+        replace(config, site=replace(config.site, device="cpu")) if _is_measurable(config, machine) else None
+        for config in configs
+    ]
+    new = {_kind(config): config for config in measurable if config is not None}
+    new = {kind: config for kind, config in new.items() if kind not in _MEASURED}
+    if new:
+        with shown("measuring the model's parts here"):
+            _MEASURED.update(zip(new, _measured(new.values()), strict=False))
     steps: dict[str, float] = {}
     seconds: list[float | None] = []
-    with shown("measuring the model's parts here"):
-        for config in configs:
-            if not _is_measurable(config, machine):
-                seconds.append(None)
-                continue
-            config, train = replace(config, site=replace(config.site, device="cpu")), config.train
-            kind = repr([conditions(config), train.microbatch_size, config.site.threads])
-            if kind not in measured:
-                measured[kind] = _measured(config)
-            key = kind + estimate_key(config)
-            if key not in steps:
-                steps[key] = estimate(config, measured[kind], limit_gb=None).step.seconds
-            parts = measured[kind].parts(config)
-            forward = fsum(part.forward for part in (parts.embedding, *parts.blocks, parts.head))
-            evaluated = -(-train.steps // train.eval_interval) * eval_microbatches(
-                config, OWN_SPLIT, tokens=10**12
-            )
-            busy = steps[key] * train.steps + evaluated * forward / config.parallel.stages
-            cores = resources_of(config, replay=False, machine=machine).cores
-            seconds.append(_START_SECONDS + busy * max(1.0, cores / machine.cores))
+    for config in measurable:
+        if config is None or (measured := _MEASURED.get(_kind(config))) is None:
+            seconds.append(None)
+            continue
+        key, train, parts = _kind(config) + estimate_key(config), config.train, measured.parts(config)
+        if key not in steps:
+            steps[key] = estimate(config, measured, limit_gb=None).step.seconds
+        forward = fsum(part.forward for part in (parts.embedding, *parts.blocks, parts.head))
+        evaluated = eval_microbatches(config, OWN_SPLIT, tokens=10**12)
+        evaluated *= -(-train.steps // train.eval_interval)
+        busy = steps[key] * train.steps + evaluated * forward / config.parallel.stages
+        cores = resources_of(config, replay=False, machine=machine).cores
+        seconds.append(_START_SECONDS + busy * max(1.0, cores / machine.cores))
     return seconds
+
+
+def are_long(configs: Iterable[RunConfig]) -> bool:
+    """Whether runs take longer than a minute or so on a CPU, so that it is worth measuring how long."""
+    return (
+        fsum(
+            tokens_per_step(config)
+            * config.train.steps
+            * describe(config.model).training_flops(context=config.data.context)
+            for config in configs
+            if config.model.factory is None
+        )
+        >= _LONG_FLOPS
+    )
+
+
+def _kind(config: RunConfig) -> str:
+    """What a measurement depends on."""
+    return repr([conditions(config), config.train.microbatch_size, config.site.threads])
 
 
 def _is_measurable(config: RunConfig, machine: Machine) -> bool:
@@ -65,12 +94,19 @@ def _is_measurable(config: RunConfig, machine: Machine) -> bool:
     return config.train.microbatch_size * context * flops <= _MOST_FLOPS
 
 
-def _measured(config: RunConfig) -> Measured:
+def _measured(configs: Iterable[RunConfig]) -> list[Measured]:
+    """Measured in another process, as torch would stay in this one; less than asked for if that one dies."""
+    found: list[Measured] = []
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, suppress(BrokenProcessPool):
+        found += (Measured(Path("this machine"), content) for content in pool.map(_content, configs))
+    return found
+
+
+def _content(config: RunConfig) -> dict[str, Any]:
     from asyncpp_cli.planner.costs.measure import measured_here
 
     sizes = [config.train.microbatch_size]
-    content = measured_here(config, microbatch_sizes=sizes, repeats=_REPEATS, progress=lambda part: None)
-    return Measured(Path("this machine"), content)
+    return measured_here(config, microbatch_sizes=sizes, repeats=_REPEATS, progress=lambda part: None)
 
 
 def said_of_all(configs: Sequence[RunConfig], seconds: Sequence[float | None]) -> str:

@@ -23,13 +23,31 @@ def test_how_many_of_all_runs_are_done_and_how_long_the_others_take() -> None:
     completed = Status(state=State.COMPLETED, attempt=1, step=100, steps=100)
     half = Status(state=State.RUNNING, attempt=1, step=50, steps=100)
     waiting = Status(state=State.PENDING)
-    begun = [completed, waiting, waiting]
+    runs = [Run(Path(name)) for name in "abc"]
+    begun = list(zip(runs, [completed, waiting, waiting], strict=True))
     assert whole.remaining(begun, now=10.0) is None
-    assert whole.remaining([completed, half, waiting], now=40.0) == pytest.approx(90.0)
+    later = list(zip(runs, [completed, half, waiting], strict=True))
+    assert whole.remaining(later, now=40.0) == pytest.approx(90.0)
     assert whole.counts([completed, half, waiting]) == (7, 9)
     assert whole.line([(Run(Path("a")), completed)]) == "7 of 7 done"
     # Where none has begun nobody knows how much there is to do.
-    assert _Total(done_before=0).remaining([waiting], now=1.0) is None
+    assert _Total(done_before=0).remaining([(Run(Path("a")), waiting)], now=1.0) is None
+
+
+def test_the_remaining_time_begins_as_expected_and_follows_the_pace() -> None:
+    total = _Total(done_before=0, expected={"short": 60.0, "long": 540.0})
+    short, long = Run(Path("short")), Run(Path("long"))
+    pending = Status(state=State.PENDING)
+    running = Status(state=State.RUNNING, attempt=1, step=0, steps=100)
+    assert total.remaining([(short, running), (long, pending)], now=0.0) == pytest.approx(600.0)
+    # As fast as expected: half of the short run in half a minute.
+    half = [(short, replace(running, step=50)), (long, pending)]
+    assert total.remaining(half, now=30.0) == pytest.approx(570.0)
+    # Twice as slow in the first minute counts half, later more.
+    assert total.remaining(half, now=60.0) == pytest.approx(570.0 * 120 / 90)
+    ended = replace(running, state=State.COMPLETED, step=100)
+    slow = [(short, ended), (long, replace(running, step=50))]
+    assert total.remaining(slow, now=660.0) == pytest.approx(270.0 * 720 / 390)
 
 
 def test_a_terminal_has_a_bar_of_all_runs_and_a_line_for_each_that_ends() -> None:

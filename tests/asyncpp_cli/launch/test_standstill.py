@@ -31,7 +31,7 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
 from asyncpp_cli.sites.resources import Machine, Resources
 from stages.comm.flight_recorder import set_flight_recorder
-from stages.config.run_config import SiteConfig
+from stages.config.run_config import RunConfig, SiteConfig, TrainConfig
 from stages.liveness.stop_signal import SIGNALS
 from stages.liveness.watchdog import awaited_rank
 
@@ -118,7 +118,8 @@ def runs_without_text(folder: Path, number: int) -> list[Run]:
 
 
 def launched(runs: Sequence[Run]) -> list[Status]:
-    tasks = [Task(run, ONE, steps=4, site=SiteConfig(grace=1.0)) for run in runs]
+    config = RunConfig(train=TrainConfig(steps=4), site=SiteConfig(grace=1.0))
+    tasks = [Task(run, ONE, config) for run in runs]
     machine = Machine(cores=2, gpus=())
     return Launcher(tasks, machine=machine, max_parallel=2, replay=True, progress=Unseen()).run()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,10 @@ _TWO_CORES = Machine(cores=2, gpus=())
 def _measured_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Embedding and head take no time, forward and backward of a block 1 and 2 seconds, an update none."""
 
-    def measured(config: RunConfig) -> Measured:
+    def measured(configs: Iterable[RunConfig]) -> list[Measured]:
+        return [of_one(config) for config in configs]
+
+    def of_one(config: RunConfig) -> Measured:
         free = dict.fromkeys(("forward", "backward", "input_half", "weight_half", "cheap"), 0.0)
         block = free | {"forward": 1.0, "backward": 2.0, "input_half": 1.0, "weight_half": 1.0}
         size = str(config.train.microbatch_size)
@@ -38,6 +42,7 @@ def _measured_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
         return Measured(Path("here"), content)
 
     monkeypatch.setattr(here, "_measured", measured)
+    monkeypatch.setattr(here, "_MEASURED", {})
     monkeypatch.setattr(here, "_MOST_FLOPS", 2e10)
 
 
