@@ -8,7 +8,16 @@ from math import fsum
 
 from asyncpp_cli.launch.local_machine import Task
 from asyncpp_cli.planner.here import are_long, said_of_all, seconds_here, together
-from asyncpp_cli.sites.resources import Machine
+from asyncpp_cli.sites.resources import Machine, this_machine
+from stages.config.run_config import RunConfig
+
+
+def expected_line(configs: Sequence[RunConfig]) -> str:
+    """A sentence on how long these runs take here, of those where that is known; empty if it is little."""
+    if not are_long(configs):
+        return ""
+    seconds = seconds_here(configs, machine=this_machine())
+    return said_of_all(configs, seconds) if any(seconds) else ""
 
 
 def expected_seconds(tasks: Sequence[Task], *, machine: Machine) -> tuple[dict[str, float], str]:

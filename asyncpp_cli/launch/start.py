@@ -109,7 +109,9 @@ def confirmed(
 def _rehearse(experiment: Experiment, options: LaunchOptions) -> int:
     from asyncpp_cli.base.console import command, say
     from asyncpp_cli.launch.dry_run import dry_run
+    from asyncpp_cli.launch.expected_time import expected_line
     from asyncpp_cli.launch.local_machine import Interrupted
+    from asyncpp_cli.sites.profile import LOCAL
 
     only = options.only
     words = flags(options) + _at_site(options)
@@ -117,6 +119,10 @@ def _rehearse(experiment: Experiment, options: LaunchOptions) -> int:
         cells = tuple(cell for cell in experiment.cells if only is None or cell.id in only)
         if not dry_run(replace(experiment, cells=cells), replay=options.replay, quiet=options.quiet):
             return 1
+        if options.site == LOCAL and (
+            line := expected_line([experiment.run(cell.id).config() for cell in cells])
+        ):
+            say(line)
         say(f"Next: {command('launch', experiment.folder, *words)}")
         return 0
     except Interrupted as interrupted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,7 @@ from asyncpp_cli.launch.common.options import LaunchOptions, TrainOptions
 
 if TYPE_CHECKING:
     from asyncpp_cli.tune.plan import Plan
+    from asyncpp_cli.tune.tuning import Planned
 
 
 @with_options
@@ -86,7 +88,9 @@ def tune(
             rungs=() if grid else _shares(rungs),
         )
         if dry_run:
-            _show_plan(planned(question, allow_code=allow_code or ()).plan, as_json=as_json)
+            made = planned(question, allow_code=allow_code or ())
+            _show_plan(made.plan, as_json=as_json)
+            _say_time(made)
             return
         if out is None:
             raise UserError("--out DIR is missing: the experiment's folder (or --dry-run, to see the budget)")
@@ -98,6 +102,22 @@ def tune(
     code = go_on(folder, LaunchOptions(site=site, **vars(options)), promoting=promote)
     _show_result(folder, as_json=as_json)
     raise typer.Exit(code)
+
+
+def _say_time(made: Planned) -> None:
+    """Say how long a tuning is expected to take on this machine, if that is known."""
+    from asyncpp_cli.base.console import say
+    from asyncpp_cli.launch.expected_time import expected_line
+    from asyncpp_cli.tune.plan import expected_steps
+
+    steps = expected_steps(made.plan)
+    configs = [
+        replace(each.config, train=replace(each.config.train, steps=steps[each.cell.id]))
+        for each in made.cells
+        if each.cell.id in steps
+    ]
+    if line := expected_line(configs):
+        say(line)
 
 
 def _shares(text: str) -> tuple[float, ...]:

@@ -50,3 +50,32 @@ def test_where_one_is_unknown_nothing_is_said(folder: Path, monkeypatch: pytest.
     two = Machine(cores=2, gpus=())
     tasks, _ = tasks_of(open_experiment(folder).runs, replay=False, machine=two)
     assert expected_seconds(tasks, machine=two) == ({}, "")
+
+
+def test_the_dry_run_of_a_tuning_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+
+    def seconds(configs: Sequence[RunConfig], *, machine: Machine) -> list[float | None]:
+        steps.extend(config.train.steps for config in configs)
+        return [60.0 * 60 for _ in configs]
+
+    monkeypatch.setattr(expected_time, "seconds_here", seconds)
+    words = (
+        "tune",
+        "quickstart",
+        "train.steps=400",
+        "--over",
+        "optimizer.lr=1e-3:1e-2:log",
+        "--samples",
+        "4",
+    )
+    shown = succeeded(*words, "--rungs", "0.25", "--dry-run")
+    # Of four candidates in six arms two go on from the first rung.
+    assert sorted(steps) == [100] * 12 + [400] * 12
+    assert "Expected time on this machine (" in shown.errors
+
+
+@pytest.mark.slow
+def test_the_dry_run_of_a_launch_says_what_it_takes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expected_time, "seconds_here", lambda configs, **_: [3600.0 for _ in configs])
+    assert "Expected time on this machine (" in succeeded("launch", folder, "--dry-run", "--replay").errors
