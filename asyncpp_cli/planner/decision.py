@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from multiprocessing import get_context
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
@@ -14,6 +14,7 @@ import schedules
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.progress import shown
 from asyncpp_cli.planner.estimate import CostModel, Estimate, losses
+from asyncpp_cli.planner.fsdp import Sharded, best_sharded
 from asyncpp_cli.planner.layouts import CONSIDERED, layouts
 from asyncpp_cli.planner.ranking import best_first
 from asyncpp_cli.planner.representative import Shape, delay_of
@@ -33,9 +34,15 @@ LARGER_BATCH = 2
 class Best:
     """The best layout of a kind."""
 
-    layout: Estimate
+    layout: Estimate | Sharded
     losses: dict[str, float]
-    """Shares of the step that it loses, as `losses` in `asyncpp_cli.planner.estimate` has them."""
+    """Shares of the step that it loses, as `losses` in `asyncpp_cli.planner.estimate` has them; of FSDP what
+    its exchanges cost (`network`)."""
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self.layout.step.seconds
 
     @property
     def limit(self) -> str:
@@ -50,24 +57,54 @@ class Point:
     gpus: int
     tokens_per_step: int
     best: dict[str, Best | None]
-    """By `KINDS`."""
+    """Of pipelines, by `KINDS`."""
+    sharded: Best | None
+    """FSDP or HSDP; None as well where links are not known."""
     larger_batch: Best | None
-    """The best synchronous layout at `LARGER_BATCH` times the tokens per step."""
+    """The best synchronous layout at `LARGER_BATCH` times the tokens per step, FSDP among them."""
+
+    @property
+    def synchronous(self) -> Best | None:
+        """The best synchronous layout, pipeline or not."""
+        return faster(self.best["synchronous"], self.sharded)
+
+    @property
+    def fastest(self) -> str | None:
+        """Kind of the layout with the shortest step: one of `KINDS`, or the name of FSDP or HSDP."""
+        found = {kind: best for kind, best in self.best.items() if best is not None}
+        if self.sharded is not None:
+            found[self.sharded.layout.name.partition(",")[0]] = self.sharded
+        return min(found, key=lambda kind: found[kind].seconds, default=None)
 
     def ratio(self, kind: str) -> float | None:
-        """Time of the best synchronous step over that of the best one of a kind."""
-        synchronous, other = self.best["synchronous"], self.best[kind]
+        """Time of the best synchronous step over that of the best pipeline of a kind."""
+        synchronous, other = self.synchronous, self.best[kind]
         if synchronous is None or other is None:
             return None
-        return synchronous.layout.step.seconds / other.layout.step.seconds
+        return synchronous.seconds / other.seconds
 
     @cached_property
     def larger_batch_ratio(self) -> float | None:
         """Tokens per second at the larger synchronous batch, over those at the point's own."""
-        synchronous = self.best["synchronous"]
+        synchronous = self.synchronous
         if synchronous is None or self.larger_batch is None:
             return None
         return self.larger_batch.layout.tokens_per_second / synchronous.layout.tokens_per_second
+
+
+def faster(one: Best | None, other: Best | None) -> Best | None:
+    """The one with the shorter step."""
+    return min(
+        (best for best in (one, other) if best is not None), key=lambda best: best.seconds, default=None
+    )
+
+
+def sharded_best(
+    base: RunConfig, *, gpus: int, tokens_per_step: int, costs: CostModel, limit_gb: float
+) -> Best | None:
+    """The faster one of FSDP and HSDP, if one fits and links are known."""
+    found = best_sharded(base, gpus=gpus, tokens_per_step=tokens_per_step, costs=costs, limit_gb=limit_gb)
+    return Best(layout=found[0], losses={"network": found[0].lost}) if found else None
 
 
 def decision_map(
@@ -78,6 +115,7 @@ def decision_map(
     costs: CostModel,
     limit_gb: float,
     names: Collection[str] = CONSIDERED,
+    with_sharded: bool = True,
     processes: int = 1,
 ) -> list[Point]:
     """The points of powers of two of GPUs up to `gpus`, the `ROWS` largest, times `tokens_per_step`.
@@ -89,6 +127,7 @@ def decision_map(
         costs: of the model's parts.
         limit_gb: memory of a GPU, 10^9 bytes.
         names: schedules to consider.
+        with_sharded: consider FSDP and HSDP, too.
         processes: that plan at a time, each the points of one number of GPUs.
 
     Raises:
@@ -96,7 +135,13 @@ def decision_map(
     """
     counts = [2**power for power in range(1, gpus.bit_length()) if 2**power <= gpus][-ROWS:]
     points_of = partial(
-        _points, base, tokens_per_step=tokens_per_step, costs=costs, limit_gb=limit_gb, names=list(names)
+        _points,
+        base,
+        tokens_per_step=tokens_per_step,
+        costs=costs,
+        limit_gb=limit_gb,
+        names=list(names),
+        with_sharded=with_sharded,
     )
     points, refusal = [], None
     with ExitStack() as opened:
@@ -111,7 +156,7 @@ def decision_map(
             points += of_count
             refusal = refused or refusal
             advance(1)
-    if refusal is not None and not any(any(point.best.values()) for point in points):
+    if refusal is not None and not any(point.fastest for point in points):
         raise refusal
     return sorted(points, key=lambda point: (point.tokens_per_step, point.gpus))
 
@@ -124,6 +169,7 @@ def _points(
     costs: CostModel,
     limit_gb: float,
     names: Collection[str],
+    with_sharded: bool,
 ) -> tuple[list[Point], UserError | None]:
     """The points of a number of GPUs, and why one of them has no layout."""
     known: dict[tuple[int, bool], dict[str, Best | None]] = {}
@@ -144,11 +190,25 @@ def _points(
         known[tokens, synchronous_alone] = found
         return found
 
+    @cache
+    def sharded(tokens: int) -> Best | None:
+        if not with_sharded:
+            return None
+        return sharded_best(base, gpus=gpus, tokens_per_step=tokens, costs=costs, limit_gb=limit_gb)
+
     points = []
     for tokens in sorted(tokens_per_step, reverse=True):
         own = best(tokens, synchronous_alone=False)
-        larger = best(LARGER_BATCH * tokens, synchronous_alone=True)
-        points.append(Point(gpus=gpus, tokens_per_step=tokens, best=own, larger_batch=larger["synchronous"]))
+        larger = best(LARGER_BATCH * tokens, synchronous_alone=True)["synchronous"]
+        points.append(
+            Point(
+                gpus=gpus,
+                tokens_per_step=tokens,
+                best=own,
+                sharded=sharded(tokens),
+                larger_batch=faster(larger, sharded(LARGER_BATCH * tokens)),
+            )
+        )
     return points, refusal
 
 
@@ -161,7 +221,7 @@ def best_layouts(
     costs: CostModel,
     limit_gb: float,
 ) -> dict[str, Best | None]:
-    """For each of `KINDS`, the first of the layouts of `ranked` that fits.
+    """For each of `KINDS`, the first of the pipelines of `ranked` that fits.
 
     One of more delay that is no faster than the others is left out.
 

@@ -132,6 +132,23 @@ class Estimate:
         return tuple(planned_memory(self.config, self.cut))
 
     @property
+    def name(self) -> str:
+        """Of the layout, in tables: its schedule with its options."""
+        schedule = self.config.schedule
+        takes_chunks = "chunks" in schedules.options_taken(schedule.name)
+        name: str = schedule.name
+        name += f" x {schedule.chunks}" if takes_chunks and schedule.chunks > 1 else ""
+        name += ", split" * schedule.split + f", ahead {schedule.ahead}" * (schedule.ahead > 1)
+        return name + ", head in shards" * self.config.parallel.shard_head
+
+    @property
+    def place(self) -> str:
+        """The schedule and the ranks."""
+        parallel = self.config.parallel
+        stages = f"{parallel.stages} stage{'s' * (parallel.stages > 1)}"
+        return f"{self.config.schedule.name} with {stages} x {parallel.data}"
+
+    @property
     def own_cut(self) -> bool:
         """Whether `cut` is the run's own; otherwise `parallel.cut` must set it."""
         return list(self.cut) == _own_cut(self.config)

@@ -16,11 +16,12 @@ from itertools import product
 from operator import add
 
 from asyncpp_cli.planner.costs.links import NOTHING, Exchange, Links
-from asyncpp_cli.planner.costs.roofline import PartTimes
+from asyncpp_cli.planner.costs.roofline import PartTimes, Roofline
 from asyncpp_cli.planner.estimate import GB, CostModel
 from asyncpp_cli.planner.layouts import LARGEST_MICROBATCH, RECOMPUTE, layout
 from asyncpp_cli.planner.sharding import Sharding, by_rule, memory, owned
-from stages.config.run_config import RunConfig
+from asyncpp_cli.planner.step_time import StepTime
+from stages.config.run_config import RunConfig, tokens_per_step
 from stages.memory.estimate import sizes
 from stages.shape.families import describe
 
@@ -56,18 +57,79 @@ class Sharded:
     """Of a step."""
     alone: float
     """Of a step if exchanges took no time."""
-    memory: dict[str, int]
+    of_rank: dict[str, int]
     """As `memory` in `sharding` has it, bytes."""
+    cut: tuple[float, ...] = ()
+    """None: it has no stages."""
+    rank_of_stage: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the layout, in tables."""
+        kind = "fsdp" if self.sharding.replicas == 1 else "hsdp"
+        return kind + ", weights kept" * (not self.sharding.reshard)
+
+    @property
+    def place(self) -> str:
+        """The name and the ranks."""
+        return str(self.sharding)
+
+    @property
+    def step(self) -> StepTime:
+        """As of a pipeline: its bubble is what exchanges cost."""
+        return StepTime(seconds=self.seconds, bubble=self.lost)
+
+    @property
+    def delay(self) -> int:
+        """It is synchronous."""
+        return 0
+
+    @property
+    def memory(self) -> tuple[dict[str, int], ...]:
+        """As of a pipeline, of the fullest rank; the others are alike."""
+        return (self.of_rank,)
 
     @property
     def memory_gb(self) -> float:
         """10^9 bytes."""
-        return sum(self.memory.values()) / GB
+        return sum(self.of_rank.values()) / GB
+
+    @property
+    def rank_gb(self) -> list[float]:
+        """Of the fullest rank; the others are alike."""
+        return [self.memory_gb]
+
+    def exceeds(self, limit_gb: float) -> bool:
+        """Whether a rank needs more memory, 10^9 bytes."""
+        return self.memory_gb > limit_gb
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all ranks."""
+        return tokens_per_step(self.config) / self.seconds
 
     @property
     def lost(self) -> float:
         """Share of the step that exchanges cost."""
         return 1 - self.alone / self.seconds
+
+
+def best_sharded(
+    base: RunConfig, *, gpus: int, tokens_per_step: int, costs: CostModel, limit_gb: float
+) -> list[Sharded]:
+    """The best layout of FSDP and of HSDP that fit, the faster one first; none where there is one GPU, or
+    links are not known, as with measured times."""
+    if gpus == 1 or not isinstance(costs, Roofline):
+        return []
+    links = Links.of(costs.device)
+    found = fsdp_layouts(
+        base, gpus=gpus, tokens_per_step=tokens_per_step, costs=costs, links=links, limit_gb=limit_gb
+    )
+    first: dict[bool, Sharded] = {}
+    for each in found:
+        if not each.exceeds(limit_gb):
+            first.setdefault(each.sharding.replicas > 1, each)
+    return list(first.values())
 
 
 def fsdp_layouts(
@@ -139,7 +201,7 @@ def sharded(
         sharding=sharding,
         seconds=step_seconds(units, sharding, microbatches=microbatches) + sum(update),
         alone=microbatches * sum(part.forward + part.backward for part in parts) + update[0],
-        memory=memory(config, sharding),
+        of_rank=memory(config, sharding),
     )
 
 

@@ -23,8 +23,8 @@ from asyncpp_cli.commands.arguments import AllowCode, template_words
 if TYPE_CHECKING:
     from asyncpp_cli.planner.base_config import Base
     from asyncpp_cli.planner.costs.profile_costs import Measured
-    from asyncpp_cli.planner.decision import Best
     from asyncpp_cli.planner.estimate import CostModel, Estimate
+    from asyncpp_cli.planner.fsdp import Sharded
     from stages.config.run_config import RunConfig
 
 
@@ -134,8 +134,11 @@ def plan(
     ] = None,
     rows: Annotated[int, typer.Option(metavar="N", min=1, help="Layouts to show.")] = 20,
     row: Annotated[
-        int, typer.Option(metavar="N", min=1, help="The one to show by rank, and as settings.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="The one to show by rank, and as settings; default: the first pipeline."
+        ),
+    ] = None,
     as_template: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write that one as a template, for asyncpp sweep.")
     ] = None,
@@ -158,6 +161,7 @@ def plan(
     from asyncpp_cli.planner.costs.devices import DEVICES
     from asyncpp_cli.planner.costs.profile_costs import read_profile
     from asyncpp_cli.planner.costs.roofline import Roofline
+    from asyncpp_cli.planner.fsdp import best_sharded
     from asyncpp_cli.planner.layouts import CONSIDERED
     from asyncpp_cli.planner.ranking import ranked
     from asyncpp_cli.runs.experiment_folder import run_is_named
@@ -200,7 +204,14 @@ def plan(
         order = replace(order, costs=replace(order.costs, device=of_device))
     names = schedule or CONSIDERED
     if as_map:
-        _show_map(order, tokens_per_step=tokens_per_step, names=names, as_json=as_json, out=out)
+        _show_map(
+            order,
+            tokens_per_step=tokens_per_step,
+            names=names,
+            with_sharded=not schedule,
+            as_json=as_json,
+            out=out,
+        )
         return
     if out is not None or len(tokens_per_step or ()) > 1:
         raise UserError("--out, and several --tokens-per-step, are accepted with --map")
@@ -224,31 +235,55 @@ def plan(
     if base.config.data.document_mask:
         share = computed_share(base.config.data)
         say(f"Attention within documents is {share:.0%} of causal attention in this data; times count that.")
+    sharded: list[Sharded] = []
+    if order.times_known and not schedule:
+        sharded = best_sharded(
+            order.base.config,
+            gpus=gpus,
+            tokens_per_step=tokens,
+            costs=order.costs,
+            limit_gb=order.limit_gb,
+        )
     if as_json:
-        _print_json([_record(estimate, order) for estimate in estimates])
+        _print_json([_record(each, order) for each in _among(sharded, list(estimates), order)])
         return
-    shown, alike, beyond = _different(estimates, rows=rows)
-    synchronous = _first_synchronous(shown, order)
-    said = f"the best {len(shown)} layouts"
+    pipelines, alike, beyond = _different(estimates, rows=rows)
+    synchronous = _first_synchronous(pipelines, order)
+    said = [f"the best {len(pipelines)} pipelines"]
     if synchronous is None:
         synchronous_alone = True
         synchronous = _first_synchronous(chain(beyond, estimates), order)
         if synchronous is not None:
-            shown.append(synchronous)
-            said += " and the best synchronous one"
-    if row > len(shown):
+            pipelines.append(synchronous)
+            said.append("the best synchronous one")
+    if sharded:
+        said.append("FSDP")
+    shown = _among(sharded, pipelines, order)
+    best = min(
+        (each for each in (synchronous, *sharded) if each is not None),
+        key=lambda each: each.step.seconds,
+        default=None,
+    )
+    number = row or 1 + shown.index(pipelines[0])
+    if number > len(shown):
         raise UserError(f"--row {row}: accepted: 1 to {len(shown)}, the layouts that are shown")
-    chosen = shown[row - 1]
-    _show(shown, synchronous, order, title=f"{tokens:,} tokens per step: {said}")
+    chosen = shown[number - 1]
+    if chosen not in pipelines:
+        raise UserError(f"--row {row}: {chosen.name} is not trained by asyncpp; accepted: a pipeline's row")
+    _show(shown, best, order, title=f"{tokens:,} tokens per step: {' and '.join(said)}")
     if alike:
         say(
             f"{alike} layouts that take as long as one of these and differ from it in micro-batches and size "
             "alone are left out (--json has them)."
         )
-    _show_memory(chosen, order, title="The first of them" if row == 1 else f"Row {row}")
+    if sharded and best is not None:
+        say(_decision(sharded[0], best, pipelines, order))
+    elif order.times_known and not schedule and gpus > 1 and isinstance(order.costs, Roofline):
+        say("FSDP: none fits, or a step has less than a sequence for each GPU.")
+    _show_memory(chosen, order, title="The first of them" if number == 1 else f"Row {number}")
     settings = _settings(chosen, order.base)
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
-    say(f"Row {row} as settings: {shlex.join(f'{key}={text}' for key, text in texts.items())}")
+    say(f"Row {number} as settings: {shlex.join(f'{key}={text}' for key, text in texts.items())}")
     if as_template is not None:
         text = _template(what, order.base, changes or [], settings, tokens=tokens)
         write_output(as_template, text.encode())
@@ -389,6 +424,7 @@ def _show_map(
     *,
     tokens_per_step: list[int] | None,
     names: Collection[str],
+    with_sharded: bool,
     as_json: bool,
     out: Path | None,
 ) -> None:
@@ -412,6 +448,7 @@ def _show_map(
         costs=costs,
         limit_gb=order.limit_gb,
         names=names,
+        with_sharded=with_sharded,
         processes=cores_here(),
     )
     name = base.config.model.name
@@ -421,56 +458,64 @@ def _show_map(
     if as_json:
         records = []
         for point in points:
-            record: dict[str, Any] = {"gpus": point.gpus, "tokens_per_step": point.tokens_per_step}
-            for kind, best in [*point.best.items(), ("larger batch", point.larger_batch)]:
-                if best is None:
-                    record[kind] = None
-                    continue
-                layout = _record(best.layout, order)
-                ratio = point.larger_batch_ratio if kind == "larger batch" else point.ratio(kind)
-                record[kind] = layout | {"ratio": ratio, "losses": best.losses, "limit": best.limit}
+            record: dict[str, Any] = {
+                "gpus": point.gpus,
+                "tokens_per_step": point.tokens_per_step,
+                "fastest": point.fastest,
+            }
+            synchronous = point.synchronous
+            found = {**point.best, "sharded": point.sharded, "larger batch": point.larger_batch}
+            for kind, best in found.items():
+                record[kind] = None
+                if best is not None:
+                    ratio = synchronous and synchronous.seconds / best.seconds
+                    ratio = point.larger_batch_ratio if kind == "larger batch" else ratio
+                    layout = _record(best.layout, order)
+                    record[kind] = layout | {"ratio": ratio, "losses": best.losses, "limit": best.limit}
             records.append(record)
         _print_json(records)
     else:
-        columns = ["tokens per step", "GPUs", "synchronous", "GB", "limit", "delay 1", "GB", "limit", "r"]
-        columns += ["more delay", "r", "2 x batch"]
+        columns = ["tokens per step", "GPUs", "fastest", "synchronous", "delay 1", "r", "GB", "2 x batch"]
+        columns += ["more delay", "FSDP loses"]
         rows = []
         for point in points:
-            row = [f"{point.tokens_per_step:,}", f"{point.gpus:,}"]
-            for kind in decision.KINDS:
-                best, ratio = point.best[kind], point.ratio(kind)
-                short = kind == decision.KINDS[2]
-                if best is None:
-                    row += ["-"] * (2 if short else 3 if kind == decision.KINDS[0] else 4)
-                    continue
-                row.append(_short(best.layout) + (f", delay {best.layout.delay}" if short else ""))
-                row += [] if short else [f"{best.layout.memory_gb:.1f}", _limit(best)]
-                row += [] if kind == decision.KINDS[0] else [f"{ratio:.2f}"]
-            larger = point.larger_batch_ratio
-            rows.append([*row, "-" if larger is None else f"{larger:.2f}"])
+            synchronous, delayed, more = point.synchronous, point.best["delay 1"], point.best["more delay"]
+            ratio, larger = point.ratio("delay 1"), point.larger_batch_ratio
+            rows.append(
+                [
+                    f"{point.tokens_per_step:,}",
+                    f"{point.gpus:,}",
+                    point.fastest or "none fits",
+                    "-" if synchronous is None else _short(synchronous.layout),
+                    "-" if delayed is None else _short(delayed.layout),
+                    "-" if ratio is None else f"{ratio:.2f}",
+                    "-" if delayed is None else f"{delayed.layout.memory_gb:.1f}",
+                    "-" if larger is None else f"{larger:.2f}",
+                    "-" if more is None else f"{_short(more.layout)}, delay {more.layout.delay}",
+                    "-" if point.sharded is None else f"{point.sharded.losses['network']:.0%}",
+                ]
+            )
         show_table(
             columns,
             rows,
             title=f"{name} on up to {order.gpus} GPUs, times of {costs.source}, at most "
             f"{order.limit_gb:.1f} GB",
-            fit=Fit(share=["tokens per step"], hide=["GB", "limit", "more delay"]),
+            fit=Fit(share=["tokens per step"], hide=["FSDP loses", "more delay", "GB", "2 x batch"]),
         )
         say(
-            "Layouts: schedule, stages x pipelines. r: time of the best synchronous step over this one's. "
+            "Layouts: schedule, stages x pipelines. r: time of the best synchronous step, FSDP among them, "
+            "over that of delay 1, which pays where it needs fewer than r times the steps. GB: of delay 1. "
             "2 x batch: tokens per second of the best synchronous layout with twice the tokens per step, "
-            "over those of this one. More delay is shown where it is faster than the others."
+            "over those of this one. More delay is shown where it is faster than the others. "
+            "FSDP loses: to its exchanges, of its step."
         )
     if out is not None:
         say(f"Wrote {out}")
 
 
-def _short(layout: Estimate) -> str:
+def _short(layout: Estimate | Sharded) -> str:
     parallel = layout.config.parallel
-    return f"{_named(layout.config)} {parallel.stages} x {parallel.data}"
-
-
-def _limit(best: Best) -> str:
-    return f"{best.limit} {best.losses[best.limit]:.0%}"
+    return f"{layout.name} {parallel.stages} x {parallel.data}" if layout.cut else layout.name
 
 
 def _order(
@@ -504,12 +549,12 @@ def _order(
     )
 
 
-def _record(estimate: Estimate, order: _Order) -> dict[str, Any]:
+def _record(estimate: Estimate | Sharded, order: _Order) -> dict[str, Any]:
     config, threads = estimate.config, order.threads
     seconds = order.base.token_budget / estimate.tokens_per_second
     hours = seconds / 3600 * (config.parallel.stages * config.parallel.data)
     return {
-        "schedule": config.schedule.name,
+        "schedule": config.schedule.name if estimate.cut else estimate.name,
         "stages": config.parallel.stages,
         "data_parallel": config.parallel.data,
         "microbatches": config.schedule.microbatches,
@@ -549,24 +594,38 @@ def _settings(estimate: Estimate, base: Base) -> dict[str, Any]:
     return changed if estimate.own_cut else changed | {"parallel.cut": list(estimate.cut)}
 
 
+def _among(
+    sharded: Sequence[Sharded], pipelines: Iterable[Estimate], order: _Order
+) -> list[Estimate | Sharded]:
+    """All of them in the order of pipelines: those that fit first, the fastest at the top."""
+    return sorted((*sharded, *pipelines), key=lambda each: (each.exceeds(order.limit_gb), each.step.seconds))
+
+
+def _decision(
+    sharded: Sharded, synchronous: Estimate | Sharded, pipelines: Iterable[Estimate], order: _Order
+) -> str:
+    """What to use, in a sentence or two."""
+    kind = sharded.name.partition(",")[0].upper()
+    lost = f"Here {kind} loses {sharded.lost:.1%} of its step to exchanges"
+    delayed = next((each for each in pipelines if each.delay and not each.exceeds(order.limit_gb)), None)
+    more = 0.0 if delayed is None else synchronous.step.seconds / delayed.step.seconds - 1
+    if delayed is None or more <= 0:
+        return f"{lost}. Use {synchronous.place}: no layout with a delay is faster."
+    return (
+        f"{lost}; the best synchronous choice is {synchronous.place}. {delayed.place} pays if its delay of "
+        f"{delayed.delay} costs fewer than {more:.1%} more steps; only training tells (asyncpp verdict)."
+    )
+
+
 def _first_synchronous(estimates: Iterable[Estimate], order: _Order) -> Estimate | None:
     """The first synchronous layout before any that does not fit; None if there is none."""
     fitting = takewhile(lambda each: not each.exceeds(order.limit_gb), estimates)
     return next((each for each in fitting if each.delay == 0), None)
 
 
-def _named(config: RunConfig) -> str:
-    import schedules
-
-    schedule = config.schedule
-    takes_chunks = "chunks" in schedules.options_taken(schedule.name)
-    name: str = schedule.name
-    name += f" x {schedule.chunks}" if takes_chunks and schedule.chunks > 1 else ""
-    name += ", split" * schedule.split + f", ahead {schedule.ahead}" * (schedule.ahead > 1)
-    return name + ", head in shards" * config.parallel.shard_head
-
-
-def _show(shown: Sequence[Estimate], synchronous: Estimate | None, order: _Order, *, title: str) -> None:
+def _show(
+    shown: Sequence[Estimate | Sharded], synchronous: Estimate | Sharded | None, order: _Order, *, title: str
+) -> None:
     """Print layouts as a table, their step times beside that of the best synchronous one."""
     from asyncpp_cli.base.console import show_table
     from asyncpp_cli.base.tables import Fit
@@ -585,7 +644,7 @@ def _show(shown: Sequence[Estimate], synchronous: Estimate | None, order: _Order
         least, most = (form.format(bound(estimate.rank_gb) / size) for bound in (min, max))
         fits = estimate.memory_gb <= limit_gb
         cells = [
-            _named(config),
+            estimate.name,
             str(config.parallel.stages),
             str(config.parallel.data),
             f"{config.schedule.microbatches} x {config.train.microbatch_size}",
@@ -636,7 +695,7 @@ def _show_memory(layout: Estimate, order: _Order, *, title: str) -> None:
     )
 
 
-def _unit(layouts: Sequence[Estimate]) -> tuple[str, float, str]:
+def _unit(layouts: Sequence[Estimate | Sharded]) -> tuple[str, float, str]:
     """The unit of memory that suits these layouts, in 10^9 bytes, and how a number of it is written."""
     return ("MB", 1e-3, "{:,.0f}") if max(each.memory_gb for each in layouts) < 1 else ("GB", 1.0, "{:,.2f}")
 
@@ -653,7 +712,7 @@ def _different(estimates: Iterator[Estimate], *, rows: int) -> tuple[list[Estima
     for estimate in estimates:
         config = estimate.config
         layout = (
-            _named(config),
+            estimate.name,
             config.parallel.stages,
             config.parallel.data,
             config.train.recompute,

@@ -10,7 +10,7 @@ from typing import Any
 import schedules
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.cells import DEFAULT_GPU, planned_machine
-from asyncpp_cli.planner.decision import KINDS, Best, best_layouts
+from asyncpp_cli.planner.decision import KINDS, Best, best_layouts, faster, sharded_best
 from asyncpp_cli.planner.layouts import CONSIDERED
 from asyncpp_cli.report.analysis.verdict import DOES_NOT_PAY, EXAMPLE, PAYS, UNDECIDED, Verdict
 
@@ -42,7 +42,7 @@ class Transfer:
         """Tokens per second of the best delayed layout over those of the best synchronous one."""
         if self.synchronous is None or self.delayed is None:
             return None
-        return self.synchronous.layout.step.seconds / self.delayed.layout.step.seconds
+        return self.synchronous.seconds / self.delayed.seconds
 
     @property
     def times(self) -> tuple[float, float | None, float | None] | None:
@@ -83,9 +83,10 @@ class Transfer:
         measured = self.verdict.delayed
         return (
             f"{self.where}: {self.answer}: {time:.2f} ({ends}) of the time of the best synchronous "
-            f"layout, {_layout(self.synchronous)}, under {_layout(self.delayed)}: {steps.ratio:.2f} times "
-            f"the tokens, {self.speed:.2f} times as many per second. The speed is planned; the steps of "
-            f"{self.verdict.delayed_name} were measured at another size, {measured.model}."
+            f"layout, {self.synchronous.layout.place}, under {self.delayed.layout.place}: "
+            f"{steps.ratio:.2f} times the tokens, {self.speed:.2f} times as many per second. "
+            f"The speed is planned; the steps of {self.verdict.delayed_name} were measured at another size, "
+            f"{measured.model}."
         )
 
     def record(self) -> dict[str, Any]:
@@ -134,7 +135,14 @@ def transfers(found: Sequence[Verdict], target: Target) -> list[Transfer]:
             costs=machine.costs,
             limit_gb=machine.limit_gb,
         )
-        return tokens, best[KINDS[0]], best[KINDS[1]]
+        sharded = sharded_best(
+            machine.config,
+            gpus=target.gpus,
+            tokens_per_step=tokens,
+            costs=machine.costs,
+            limit_gb=machine.limit_gb,
+        )
+        return tokens, faster(best[KINDS[0]], sharded), best[KINDS[1]]
 
     carried = []
     for verdict in found:
@@ -162,11 +170,6 @@ def _alike(name: str) -> tuple[str, ...]:
         for other in CONSIDERED
         if not schedules.is_synchronous(other) and schedules.find(other).updates_together
     )
-
-
-def _layout(best: Best) -> str:
-    parallel = best.layout.config.parallel
-    return f"{best.layout.config.schedule.name} with {parallel.stages} stages x {parallel.data}"
 
 
 def _bound(value: float | None) -> str:

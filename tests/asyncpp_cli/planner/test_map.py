@@ -69,6 +69,7 @@ def test_the_ratio_is_that_of_the_simulator(chance: random.Random) -> None:
             costs=COSTS,
             limit_gb=75.0,
             names=chance.sample(synchronous_names, 2) + chance.sample(delayed_names, 2),
+            with_sharded=False,
         )
         for point, kind in product(points, KINDS[1:]):
             synchronous, delayed = point.best["synchronous"], point.best[kind]

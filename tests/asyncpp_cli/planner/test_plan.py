@@ -453,7 +453,7 @@ def test_a_template_is_planned_with_its_own_tokens(tmp_path: Path) -> None:
     assert tokens == {2048}
     assert all(one["fits"] for one in found)
     table = succeeded("plan", "quickstart", "--gpus", "2", "--memory", "2", "--rows", "3")
-    assert "the best 3 layouts" in table.output
+    assert "the best 3 pipelines" in table.output
     assert "GB per rank (limit 2.0 GB)" in table.output
 
 
@@ -469,21 +469,23 @@ def test_the_best_synchronous_layout_is_shown_and_any_row_becomes_a_template(tmp
         "--rows",
         "2",
         "--row",
-        "3",
+        "4",
         "--as-template",
         file,
     )
     said = succeeded(*words)
     rows = [line.split() for line in said.output.splitlines() if " x " in line and "none" in line]
-    assert "and the best synchronous one" in said.output
-    assert "1.00" in rows[-1]
+    assert "the best 2 pipelines and the best synchronous one and FSDP" in said.output
+    assert rows[2][0] == "fsdp,"
+    assert "1.00" in rows[2]
+    assert "--row 3: fsdp, weights kept is not trained by asyncpp" in refusal(*words[:-3], "3")
     [cell] = expand(load(str(file), []))
     config = cell.config
     assert (is_synchronous(config.schedule.name), config.optimizer.name) == (True, "muon")
     assert config.parallel.stages * config.parallel.data == 8
     assert tokens_per_step(config) == 2**19
     assert f"schedule.name={config.schedule.name}" in said.errors
-    assert "--row 4: accepted: 1 to 3" in refusal(*words[:-3], "4")
+    assert "--row 5: accepted: 1 to 4" in refusal(*words[:-3], "5")
 
 
 @pytest.mark.slow
