@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from math import fsum
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
 from asyncpp_cli.base.console import roughly
 from asyncpp_cli.base.progress import shown
 from asyncpp_cli.planner.cells import estimate_key
 from asyncpp_cli.planner.costs.profile_costs import Measured, conditions
 from asyncpp_cli.planner.estimate import estimate
-from asyncpp_cli.sites.resources import Machine, resources_of, this_machine
+from asyncpp_cli.runs.config_file import config_text
+from asyncpp_cli.sites.resources import Machine, import_path, resources_of, this_machine
 from stages.config.own_code import named_code
 from stages.config.run_config import OWN_SPLIT, RunConfig, eval_microbatches, tokens_per_step
 from stages.shape.families import describe
 
-_REPEATS = 3
 _MOST_FLOPS = 2e10
 """Of a micro-batch through the whole model, to be measured: about a second on a core."""
 _START_SECONDS = 3.0
@@ -94,19 +94,24 @@ def _is_measurable(config: RunConfig, machine: Machine) -> bool:
     return config.train.microbatch_size * context * flops <= _MOST_FLOPS
 
 
-def _measured(configs: Iterable[RunConfig]) -> list[Measured]:
-    """Measured in another process, as torch would stay in this one; less than asked for if that one dies."""
-    found: list[Measured] = []
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, suppress(BrokenProcessPool):
-        found += (Measured(Path("this machine"), content) for content in pool.map(_content, configs))
-    return found
+def _measured(configs: Collection[RunConfig]) -> list[Measured]:
+    """Measured in another process, as torch would stay in this one; none if that one fails.
 
-
-def _content(config: RunConfig) -> dict[str, Any]:
-    from asyncpp_cli.planner.costs.measure import measured_here
-
-    sizes = [config.train.microbatch_size]
-    return measured_here(config, microbatch_sizes=sizes, repeats=_REPEATS, progress=lambda part: None)
+    It is a program of its own: multiprocessing would run a script of the user's again.
+    """
+    with TemporaryDirectory(prefix="asyncpp-") as folder:
+        files = [Path(folder, f"{number}.yaml") for number, _ in enumerate(configs)]
+        for file, config in zip(files, configs, strict=True):
+            file.write_text(config_text(config), encoding="utf-8")
+        path = {"PYTHONSAFEPATH": "1", "PYTHONPATH": import_path(str(Path(__file__).parents[2]))}
+        done = subprocess.run(
+            [sys.executable, "-m", "asyncpp_cli.planner.costs.measure", *map(str, files)],
+            env=dict(os.environ) | path,
+            capture_output=True,
+            check=False,
+        )
+    contents = json.loads(done.stdout) if done.returncode == 0 else []
+    return [Measured(Path("this machine"), content) for content in contents]
 
 
 def said_of_all(configs: Sequence[RunConfig], seconds: Sequence[float | None]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from asyncpp_cli.base.atomic_files import write_output
 from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.planner.costs.profile_costs import FORMAT, Measured, conditions
+from asyncpp_cli.runs.config_file import read_config
 from stages.config.records import with_checksum
 from stages.config.run_config import RunConfig
-from stages.config.torch_process import importing_torch
+from stages.config.torch_process import importing_torch, leave
 from stages.model.block.compiler import compiles_here
 
 
@@ -83,3 +85,22 @@ def _milliseconds(parts: dict[str, dict[str, dict[str, dict[str, float]]]], name
     size, times = next(iter(parts[name]["microbatch"].items()))
     forward, backward = (f"{1e3 * times[key]:.3g}" for key in ("forward", "backward"))
     return f"{forward} + {backward} ms (forward + backward) with {size} sequences"
+
+
+_QUICK_REPEATS = 3
+
+
+def main(files: Sequence[str]) -> None:
+    """Print the quickly measured times of the configurations in these files, as a JSON list."""
+    contents = []
+    for config in (read_config(Path(file)) for file in files):
+        sizes = [config.train.microbatch_size]
+        contents.append(
+            measured_here(config, microbatch_sizes=sizes, repeats=_QUICK_REPEATS, progress=lambda part: None)
+        )
+    print(json.dumps(contents))
+    leave(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

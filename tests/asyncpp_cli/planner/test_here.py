@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import subprocess
+import sys
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ _TWO_CORES = Machine(cores=2, gpus=())
 def _measured_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Embedding and head take no time, forward and backward of a block 1 and 2 seconds, an update none."""
 
-    def measured(configs: Iterable[RunConfig]) -> list[Measured]:
+    def measured(configs: Collection[RunConfig]) -> list[Measured]:
         return [of_one(config) for config in configs]
 
     def of_one(config: RunConfig) -> Measured:
@@ -92,3 +94,26 @@ def test_the_list_of_a_sweep_shows_the_time_of_each_run_and_of_all() -> None:
     assert "time here" in shown.output
     assert "Expected time on this machine (" in shown.errors
     assert "time here" not in succeeded("sweep", "quickstart", "--list", "site.gpu=h100").output
+
+
+@pytest.mark.slow
+def test_the_parts_are_measured_in_a_process_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(here, "_MEASURED", {})
+    succeeded("sweep", "quickstart", "--out", tmp_path / "e")
+    [file, *_] = tmp_path.glob("e/runs/*/config.yaml")
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from asyncpp_cli.planner.here import seconds_here\n"
+        "from asyncpp_cli.runs.config_file import read_config\n"
+        "from asyncpp_cli.sites.resources import Machine\n"
+        "print('once')\n"
+        f"config = read_config(Path({str(file)!r}))\n"
+        "[seconds] = seconds_here([config], machine=Machine(cores=2, gpus=()))\n"
+        "assert seconds > 3, seconds\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
