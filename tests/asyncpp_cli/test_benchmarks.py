@@ -6,6 +6,8 @@ big_stage.py has a test of its own (test_lone_stage).
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +38,15 @@ def run(tmp_path: Path, script: str, *arguments: str | Path) -> str:
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("tc") is None, reason="a slow link needs root and tc(8)"
+)
+def test_fully_shard_runs_beside_pipelines(tmp_path: Path) -> None:
+    few = "--batches 4 --microbatches 2 --layers 2 --values 1024 --sequence-ms 1 --rounds 1"
+    rows = json.loads(run(tmp_path, "fsdp.py", "--rates", "1000", *few.split(), "--json"))["rows"]
+    assert [row["arm"] for row in rows] == ["1f1b", "2bw", "fully_shard", "gather", "reduce"]
 
 
 @pytest.mark.usefixtures("own_cache")

@@ -1,0 +1,274 @@
+"""torch's fully_shard beside 1f1b and 2bw: the same model and tokens per step over a link of limited rate.
+
+    python benchmarks/fsdp.py --rates 200,1000 --batches 16,64 --out benchmarks/results
+
+Two ranks run in network namespaces, joined by a veth pair whose ends send at most `--rates` Mbit/s (tc's
+tbf). Compute is emulated: a block sleeps a known time for each sequence, twice as long backward, so that two
+ranks can be measured on few cores; weights, gradients and messages are real, in float32. There is no update.
+At each rate and batch the arms take turns over `--rounds` rounds. `planned` is what the closed forms of the
+planner make of these times, of messages by bytes and rate, and of what a gather and a reduction of a block's
+weights take by themselves, which are two further arms; of those it is bytes and rate. Over gloo a host waits
+for each exchange of fully_shard, so nothing of it is hidden, and a reduce-scatter sends what an all-reduce
+does. Needs root, ip(8) and tc(8).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pipeline
+import sleeping_stage
+import torch
+import torch.distributed as dist
+from frame import conditions, in_turns, parser, publish
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+from asyncpp_cli.planner.costs.links import Exchange
+from asyncpp_cli.planner.fsdp import Unit, Units, step_seconds
+from asyncpp_cli.planner.sharding import Sharding
+from asyncpp_cli.planner.step_time import StageTimes, step_time
+from stages.comm.process import Process, connected
+from stages.config.run_config import RunConfig
+
+RANKS, CONTEXT = 2, 128
+SCHEDULES, EXCHANGES = ("1f1b", "2bw"), ("gather", "reduce")
+BURST_SECONDS, LEAST_BURST = 0.004, 100_000
+"""What tc lets through at once: seconds of the rate, and bytes at least: more than the largest packet."""
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, weight: Tensor, seconds: float) -> Tensor:
+        ctx.seconds, ctx.shape = seconds, weight.shape
+        time.sleep(seconds)
+        return given * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        time.sleep(2 * ctx.seconds)
+        return gradient * 1.0, torch.zeros(ctx.shape), None
+
+
+class SleepingBlock(nn.Module):
+    """Weights, and a sleep of `seconds`."""
+
+    def __init__(self, values: int, seconds: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(values))
+        self.seconds = seconds
+
+    def forward(self, given: Tensor) -> Tensor:
+        out: Tensor = _Sleep.apply(given, self.weight, self.seconds)
+        return out
+
+
+def by_fully_shard(options: argparse.Namespace, batch: int) -> Callable[[], float]:
+    """Measures seconds per step; a rank has its half of the batch at once."""
+    seconds = options.sequence_ms / 1e3 * batch / RANKS
+    model = nn.Sequential(*(SleepingBlock(options.values, seconds) for _ in range(options.layers)))
+    mesh = dist.init_device_mesh("cpu", (RANKS,))
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+    def step() -> None:
+        model(torch.zeros(1, requires_grad=True)).sum().backward()
+        model.zero_grad()
+
+    def segment() -> float:
+        step()
+        dist.barrier()
+        started = time.perf_counter()
+        for _ in range(pipeline.STEPS - 1):
+            step()
+        return (time.perf_counter() - started) / (pipeline.STEPS - 1)
+
+    return segment
+
+
+def by_itself(options: argparse.Namespace, exchange: str) -> Callable[[], float]:
+    """Measures seconds of an exchange of a block."""
+    whole, half = torch.zeros(options.values), torch.zeros(options.values // RANKS)
+
+    def segment() -> float:
+        dist.barrier()
+        started = time.perf_counter()
+        for _ in range(options.layers):
+            if exchange == "gather":
+                dist.all_gather_into_tensor(whole, half)
+            else:
+                dist.reduce_scatter_tensor(half, whole)
+        return (time.perf_counter() - started) / options.layers
+
+    return segment
+
+
+def by_executor(
+    process: Process, options: argparse.Namespace, schedule: str, batch: int
+) -> Callable[[], float]:
+    """Measures seconds per step of a pipeline."""
+    size = batch // options.microbatches
+    sleeping_stage.SHAPE = pipeline.SHAPE = (size, CONTEXT, options.width)
+    options.forward_ms = options.sequence_ms * size * options.layers / RANKS
+    return pipeline.ours(process, options, schedule, slow=False)
+
+
+def measure(options: argparse.Namespace) -> dict[int, dict[str, list[float]]]:
+    """A rank's process: seconds per step of the slower rank, by batch, arm and round."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    site, found = RunConfig().site, {}
+    site.device = "cpu"
+    with connected(
+        rank=options.rank, size=RANKS, local_rank=0, local_size=1, rendezvous=options.folder, site=site
+    ) as process:
+        # torch's fully_shard wants a group of all processes; ours has none.
+        dist.init_process_group("gloo", store=process.store, rank=process.rank, world_size=RANKS)  # noqa: TID251
+        for batch in options.batches:
+            arms = {name: by_executor(process, options, name, batch) for name in SCHEDULES}
+            arms["fully_shard"] = by_fully_shard(options, batch)
+            arms |= {exchange: by_itself(options, exchange) for exchange in EXCHANGES}
+            own = in_turns(arms, rounds=options.rounds)
+            both = {arm: process.gather(seconds) for arm, seconds in own.items()}
+            found[batch] = {
+                arm: [max(of_round) for of_round in zip(*seconds, strict=True)]
+                for arm, seconds in both.items()
+            }
+        dist.destroy_process_group()
+    return found
+
+
+def planned(
+    options: argparse.Namespace, batch: int, exchanges: dict[str, float], *, rate: float
+) -> dict[str, float]:
+    """Seconds by arm; `exchanges`: those of a block by themselves."""
+    per_second, width = rate * 1e6 / 8, 4
+    size = batch // options.microbatches
+    forward = options.sequence_ms / 1e3 * size * options.layers / RANKS
+    times = StageTimes(
+        forward=(forward,) * RANKS,
+        backward=(2 * forward,) * RANKS,
+        input_half=(forward,) * RANKS,
+        weight_half=(forward,) * RANKS,
+        update=(0.0,) * RANKS,
+        reduction=(0.0,) * RANKS,
+        message=size * CONTEXT * options.width * width / per_second,
+    )
+    seconds = {
+        name: step_time(name, times, microbatches=options.microbatches, update_interval=None).seconds
+        for name in SCHEDULES
+    }
+    compute = options.sequence_ms / 1e3 * batch / RANKS
+    waited = {name: Exchange(each, each) for name, each in exchanges.items()}
+    block = Unit(forward=compute, backward=2 * compute, **waited)
+    nothing = Unit(forward=0.0, backward=0.0)
+    units = Units(embedding=nothing, blocks=[block] * options.layers, head=nothing)
+    seconds["fully_shard"] = step_seconds(units, Sharding(ranks=RANKS), microbatches=1)
+    half = options.values * width / RANKS / per_second
+    return seconds | {"gather": half, "reduce": 2 * half}
+
+
+@contextmanager
+def joined_namespaces() -> Iterator[list[str]]:
+    """Names of two new network namespaces; the ends of the link between them have the same names."""
+    names = [f"afsdp{os.getpid()}{side}" for side in "ab"]
+    commands = [f"ip netns add {name}" for name in names]
+    commands += [f"ip link add {names[0]} netns {names[0]} type veth peer name {names[1]} netns {names[1]}"]
+    for number, name in enumerate(names, start=1):
+        # Addresses for benchmarks of networks, RFC 2544.
+        commands += [f"ip -n {name} addr add 198.18.79.{number}/30 dev {name}"]
+        commands += [f"ip -n {name} link set {end} up" for end in ("lo", name)]
+    try:
+        for command in commands:
+            subprocess.run(command.split(), check=True)
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
+
+
+def at_rate(names: list[str], options: argparse.Namespace, *, rate: float) -> dict[str, Any]:
+    """As `measure`, by two new processes, one in each namespace."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = []
+        for rank, name in enumerate(names):
+            burst = max(LEAST_BURST, int(rate * 1e6 / 8 * BURST_SECONDS))
+            shape = f"rate {rate}mbit burst {burst} latency 200ms"
+            subprocess.run(f"tc -n {name} qdisc replace dev {name} root tbf {shape}".split(), check=True)
+            command = ["ip", "netns", "exec", name, sys.executable, __file__, *sys.argv[1:]]
+            ranks.append(
+                subprocess.Popen(
+                    [*command, "--rank", str(rank), "--folder", folder],
+                    env=os.environ | {"GLOO_SOCKET_IFNAME": name},
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        outputs = [rank.communicate()[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        sys.exit(f"fsdp.py: a rank failed at {rate:g} Mbit/s")
+    return {int(batch): found for batch, found in json.loads(outputs[0].splitlines()[-1]).items()}
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def main() -> None:
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("--rates", type=numbers, default=[200, 1000], help="of the link, Mbit/s")
+    arguments.add_argument("--batches", type=numbers, default=[16, 64], help="sequences per step")
+    arguments.add_argument("--microbatches", type=int, default=8, help="of a pipeline's step")
+    arguments.add_argument("--layers", type=int, default=8, help="blocks of the model")
+    arguments.add_argument("--width", type=int, default=256, help="of the activations that a pipeline sends")
+    arguments.add_argument("--values", type=int, default=2**19, help="weights of a block")
+    arguments.add_argument("--sequence-ms", type=float, default=2.0, help="forward of a sequence in a block")
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    arguments.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    # What `pipeline` asks for besides.
+    arguments.set_defaults(ranks=RANKS, data=1, ahead=1, ahead_v=0, head_ms=0.0)
+    options = arguments.parse_args()
+    if options.rank is not None:
+        print(json.dumps(measure(options)), flush=True)
+        return
+    rows = []
+    with joined_namespaces() as names:
+        for rate in options.rates:
+            for batch, found in at_rate(names, options, rate=rate).items():
+                exchanges = {name: statistics.median(found[name]) for name in EXCHANGES}
+                expected = planned(options, batch, exchanges, rate=rate)
+                for arm, seconds in found.items():
+                    median = statistics.median(seconds)
+                    rows.append(
+                        {
+                            "Mbit/s": rate,
+                            "sequences": batch,
+                            "arm": arm,
+                            "ms": 1e3 * median,
+                            "lowest round": 1e3 * min(seconds),
+                            "highest round": 1e3 * max(seconds),
+                            "planned": 1e3 * expected[arm],
+                            "planned / measured": expected[arm] / median,
+                        }
+                    )
+    del options.rank, options.folder
+    where = conditions(options, context=CONTEXT, steps_per_round=pipeline.STEPS - 1)
+    publish("fsdp", "fully_shard beside two pipelines over a slow link", rows, where, options)
+
+
+if __name__ == "__main__":
+    main()
