@@ -154,8 +154,13 @@ def launch_on_cluster(experiment: Experiment, site: Site, options: LaunchOptions
         return INTERRUPTED_CODE
 
 
-def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
+def launch_locally(experiment: Experiment, options: LaunchOptions, *, told: bool = False) -> int:
     """Launch an experiment on this machine; returns the command's exit code.
+
+    Args:
+        experiment: its runs that are not done are trained.
+        options: of the launch.
+        told: the user knows already how long it is expected to take.
 
     Raises:
         UserError: a run needs more than this machine has.
@@ -193,7 +198,7 @@ def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
     expected: dict[str, float] = {}
     if not (options.replay or options.quiet):
         expected, sentence = expected_seconds(tasks, machine=machine)
-        if sentence:
+        if sentence and not told:
             say(sentence)
     try:
         with shown_progress(

@@ -29,6 +29,7 @@ def quickstart(
     from asyncpp_cli.base.console import command, say
     from asyncpp_cli.commands.results.report import report
     from asyncpp_cli.launch.common.options import LaunchOptions
+    from asyncpp_cli.launch.expected_time import expected_line
     from asyncpp_cli.launch.start import INTERRUPTED_CODE, launch_locally
     from asyncpp_cli.planner.sweeping import sweep_template
 
@@ -44,12 +45,14 @@ def quickstart(
     )
     if rendered.added < len(cells):
         say(f"{folder} exists already: running what is missing.")
+    elif line := expected_line([resolved.config for resolved in cells]):
+        say(line)
     runs = {run.id: run for run in rendered.experiment.runs}
     first = [runs[resolved.cell.id] for resolved in cells[:2]]
-    code = launch_locally(rendered.experiment, LaunchOptions(only=[run.id for run in first]))
+    code = launch_locally(rendered.experiment, LaunchOptions(only=[run.id for run in first]), told=True)
     if code != INTERRUPTED_CODE:
         _say_what_the_first_showed(first)
-        code = launch_locally(rendered.experiment, LaunchOptions())
+        code = launch_locally(rendered.experiment, LaunchOptions(), told=True)
     if code == INTERRUPTED_CODE:
         raise typer.Exit(code)
     report(experiments=[folder])
