@@ -16,7 +16,7 @@ from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.devices import DEVICES, Device, find_device
 from asyncpp_cli.planner.costs.links import BASE_US, LINK_US, NETWORK_US, Exchange, Links
 from asyncpp_cli.planner.costs.roofline import Roofline
-from asyncpp_cli.planner.estimate import estimate
+from asyncpp_cli.planner.estimate import estimate, stage_times
 from asyncpp_cli.planner.fsdp import (
     Sharded,
     Unit,
@@ -29,6 +29,7 @@ from asyncpp_cli.planner.fsdp import (
 from asyncpp_cli.planner.layouts import layout
 from asyncpp_cli.planner.sharding import Sharding, by_rule
 from stages.config.run_config import ModelConfig, RunConfig
+from stages.shape.partition import cut_of
 
 LINKS = Links.of(DEVICES["h100"])
 
@@ -299,6 +300,31 @@ def test_published_speeds_are_estimated() -> None:
     assert statistics.median(errors) <= 0.05
     assert sum(error <= 0.15 for error in errors) >= 0.9 * len(errors)
     assert max(errors) <= 0.25
+
+
+def test_a_stage_measured_alone_is_as_fast_as_its_kernels_are_planned() -> None:
+    """Stages of a 7b on an H100, of whose time 240 of 2,200 ms added zeros that are not there any more."""
+    results = Path(__file__).parents[3] / "benchmarks" / "results" / "h100-2026-11-26.csv"
+    with results.open(newline="") as file:
+        measured = [row for row in csv.DictReader(file) if row["model"] == "7b"]
+    assert len(measured) == 3
+    for row in measured:
+        stage, stages = map(int, row["stage"].split(" of "))
+        base, tokens = base_of("7b", ["optimizer=muon"]).config, int(row["microbatch_tokens"])
+        config = layout(
+            base,
+            row["schedule"],
+            stages=stages,
+            data=1,
+            microbatches=16,
+            size=tokens // base.data.context,
+            recompute=row["recompute"],
+        )
+        config.train.compile, config.site.device = True, "cuda"
+        times = stage_times(config, cut_of(config), Roofline(DEVICES["h100"]))
+        seconds = 16 * (times.forward[stage] + times.backward[stage]) + times.update[stage]
+        without_zeros = float(row["tokens_per_second"]) / (1 - 240 / 2200)
+        assert 16 * tokens / seconds / without_zeros == pytest.approx(1, abs=0.06)
 
 
 def test_what_more_gpus_cost_is_estimated() -> None:
