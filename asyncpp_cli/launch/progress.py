@@ -20,7 +20,7 @@ from asyncpp_cli.launch.common.options import NO_PAUSES, Pauses
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status, is_done
 
-_TRUST_SECONDS = 60.0
+_TRUST_SECONDS = 20.0
 """Of a launch, after which its own pace counts as much as the expected one."""
 
 

@@ -43,11 +43,11 @@ def test_the_remaining_time_begins_as_expected_and_follows_the_pace() -> None:
     # As fast as expected: half of the short run in half a minute.
     half = [(short, replace(running, step=50)), (long, pending)]
     assert total.remaining(half, now=30.0) == pytest.approx(570.0)
-    # Twice as slow in the first minute counts half, later more.
-    assert total.remaining(half, now=60.0) == pytest.approx(570.0 * 120 / 90)
+    # What is slower than expected counts more and more.
+    assert total.remaining(half, now=60.0) == pytest.approx(570.0 * 80 / 50)
     ended = replace(running, state=State.COMPLETED, step=100)
     slow = [(short, ended), (long, replace(running, step=50))]
-    assert total.remaining(slow, now=660.0) == pytest.approx(270.0 * 720 / 390)
+    assert total.remaining(slow, now=660.0) == pytest.approx(270.0 * 680 / 350)
 
 
 def test_a_terminal_has_a_bar_of_all_runs_and_a_line_for_each_that_ends() -> None:
