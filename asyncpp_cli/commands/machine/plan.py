@@ -629,15 +629,16 @@ def _show(
     """Print layouts as a table, their step times beside that of the best synchronous one."""
     from asyncpp_cli.base.console import show_table
     from asyncpp_cli.base.tables import Fit
+    from asyncpp_cli.planner.costs.roofline import Roofline
     from asyncpp_cli.runs.attempts.cost import amount
 
-    gpus, threads, limit_gb = order.gpus, order.threads, order.limit_gb
-    source = order.costs.source if order.times_known else None
+    gpus, threads, limit_gb, costs = order.gpus, order.threads, order.limit_gb, order.costs
+    source = costs.source if order.times_known else None
     unit, size, form = _unit(shown)
     hours = "GPU-hours" if threads is None else "core-hours"
     columns = ["schedule", "stages", "pipelines", "micro-batches x size", "recompute", "fits"]
     columns += [f"{unit} per rank", "delay"]
-    columns += [] if source is None else ["tokens/s", "x sync", "bubble", "training", "step s", hours]
+    columns += [] if source is None else ["tokens/s", "x sync", "MFU", "bubble", "training", "step s", hours]
     table = []
     for estimate in shown:
         config, seconds = estimate.config, order.base.token_budget / estimate.tokens_per_second
@@ -655,14 +656,17 @@ def _show(
         ]
         if source is not None:
             ratio = synchronous and synchronous.step.seconds / estimate.step.seconds
-            cells += [f"{estimate.tokens_per_second:,.0f}", "-" if ratio is None else f"{ratio:.2f}"]
+            speed = estimate.tokens_per_second
+            cells += [f"{speed:,.0f}", "-" if ratio is None else f"{ratio:.2f}"]
+            of_gpu = costs if isinstance(costs, Roofline) else None
+            cells.append("-" if of_gpu is None else f"{of_gpu.mfu(config, tokens_per_second=speed):.1%}")
             cells += [f"{estimate.step.bubble:.1%}", _span(seconds)]
             cells += [f"{estimate.step.seconds:.3g}", amount(seconds / 3600 * gpus * (threads or 1))]
         table.append(cells)
     kind = "rank" if threads is not None or source is None else "GPU"
     start = f"{shown[0].config.model.name} on {gpus} {kind}{'' if gpus == 1 else 's'}, "
     start += "" if source is None else f"times of {source}, "
-    fit = Fit(share=columns[1:], hide=[hours, "step s", "bubble", "training"])
+    fit = Fit(share=columns[1:], hide=[hours, "step s", "MFU", "bubble", "training"])
     show_table(columns, table, title=start + title, fit=fit)
 
 

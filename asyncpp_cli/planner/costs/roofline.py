@@ -93,6 +93,13 @@ class Roofline:
             else _part(3 * head + 2 * logits + summed, 2 * looked_up * size.replica, 0.0),
         )
 
+    def mfu(self, config: RunConfig, *, tokens_per_second: float) -> float:
+        """Model FLOPs utilization in 0..1 of a run at this speed, one of these devices per rank."""
+        flops = describe(config.model).training_flops(context=config.data.context)
+        precision = "bfloat16" if config.train.precision == "bfloat16" else "float32"
+        ranks = config.parallel.stages * config.parallel.data
+        return tokens_per_second * flops / ranks / self._peak(precision)
+
     def _block(self, config: RunConfig, block: PartSpec) -> PartTimes:
         """Of a block, or of a half of one."""
         size, tokens = sizes(config), config.train.microbatch_size * config.data.context
