@@ -76,6 +76,8 @@ class Launched:
 
 
 StartLaunch = Callable[..., Launched]
+SetClock = Callable[[float, float], None]
+"""Sets clocks ahead by seconds, and each rank's by more seconds than that of the rank before."""
 
 
 def sweep(folder: Path, *changes: str) -> Experiment:

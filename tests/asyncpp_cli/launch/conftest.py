@@ -1,4 +1,4 @@
-"""Launches that end with their test."""
+"""Launches that end with their test, and clocks that it sets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.launches import Launched, StartLaunch, processes_of
+from support.launches import Launched, SetClock, StartLaunch, processes_of
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.processes import send_signal
@@ -29,3 +29,18 @@ def start_launch(tmp_path: Path) -> Iterator[StartLaunch]:
         for run in open_experiment(launched.folder).runs:
             for process in processes_of(run):
                 send_signal(process, signal.SIGKILL)
+
+
+@pytest.fixture
+def set_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SetClock:
+    """Sets the clocks of all commands and processes that are started from here."""
+    file = tmp_path / "clock"
+
+    def to(ahead: float, per_rank: float) -> None:
+        file.with_name("new").write_text(f"{ahead} {per_rank}")
+        file.with_name("new").replace(file)
+
+    to(0.0, 0.0)
+    monkeypatch.setenv("ASYNCPP_TEST_CLOCK", str(file))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "support" / "set_clock"))
+    return to

@@ -7,11 +7,10 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.launches import HOURS, StartLaunch, is_training, sweep, wait_for
+from support.launches import HOURS, SetClock, StartLaunch, is_training, sweep, wait_for
 
 from asyncpp_cli.runs.status import Cause, State
 
@@ -24,23 +23,6 @@ CLOCKS = {
     "a rank that is behind": [(0.0, -HOUR)],
 }
 """By how much the clocks are ahead, one after the other, and by how much more each rank's is."""
-
-SetClock = Callable[[float, float], None]
-
-
-@pytest.fixture
-def set_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SetClock:
-    """Sets the clocks of all commands and processes that are started from here."""
-    file = tmp_path / "clock"
-
-    def to(ahead: float, per_rank: float) -> None:
-        file.with_name("new").write_text(f"{ahead} {per_rank}")
-        file.with_name("new").replace(file)
-
-    to(0.0, 0.0)
-    monkeypatch.setenv("ASYNCPP_TEST_CLOCK", str(file))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "support" / "set_clock"))
-    return to
 
 
 def output(*arguments: str | Path) -> str:

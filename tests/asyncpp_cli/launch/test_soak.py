@@ -1,13 +1,15 @@
 """Runs that are killed again and again, started again, and compared with runs that nobody disturbed.
 
 Small runs of two processes: a random rank is killed with SIGKILL at a random time (while it starts, trains or
-saves), and the run is started again, until it is complete. Then its rows and its weights must be those of the
-undisturbed run, no checkpoint may be lost, and none may be damaged. The processes are `asyncpp train`, as
-torchrun would start them, but forked from one that has loaded torch. ASYNCPP_TEST_KILLS=100 kills that often.
+saves), and the run is started again, until it is complete. Meanwhile the ranks' clocks step two hours forward
+and back, and apart. Then its rows and its weights must be those of the undisturbed run, no checkpoint may be
+lost, and none may be damaged. The processes are `asyncpp train`, as torchrun would start them, but forked
+from one that has loaded torch. ASYNCPP_TEST_KILLS=100 kills that often.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -16,14 +18,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.launches import SetClock
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run
@@ -54,6 +58,7 @@ SURVIVORS_TIME = 5.0
 """Seconds in which the ranks that are left may notice; torchrun, or a supervisor, ends them then."""
 LONGEST_ATTEMPT = 200.0
 """Seconds."""
+HOUR = 3600.0
 
 forkserver = multiprocessing.get_context("forkserver")
 
@@ -159,6 +164,25 @@ def killed_once(attempt: Attempt, chance: random.Random) -> bool:
     os.kill(victim.pid, signal.SIGKILL)
     victim.join()
     return victim.exitcode == -signal.SIGKILL  # otherwise it had just ended by itself
+
+
+@contextmanager
+def stepping(set_clock: SetClock, chance: random.Random) -> Iterator[None]:
+    """Meanwhile the clocks step forward and back at random times, and ranks' clocks differ."""
+    over = threading.Event()
+
+    def step() -> None:
+        while not over.wait(chance.uniform(0.0, 0.3)):
+            set_clock(chance.choice([-2, 0, 2]) * HOUR, chance.choice([-1, 0, 1]) * HOUR)
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        set_clock(0.0, 0.0)
 
 
 def disturb(run: Run, undisturbed: Run, *, kills: int, chance: random.Random) -> int:
@@ -278,7 +302,7 @@ HARMS = {
 @pytest.mark.timeout(300 + 50 * KILLS)
 @pytest.mark.slow
 def test_nothing_is_lost_in_kills_at_random_times(
-    tmp_path: Path, chance: random.Random, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, chance: random.Random, monkeypatch: pytest.MonkeyPatch, set_clock: SetClock
 ) -> None:
     monkeypatch.setenv("ASYNCPP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -301,9 +325,14 @@ def test_nothing_is_lost_in_kills_at_random_times(
         wanted = kills + -(-(KILLS - kills) // (len(runs) - index))
         while kills < wanted:
             copies += 1
-            kills += disturb(fresh(run, f"{copies}-{run.id}"), run, kills=wanted - kills, chance=chance)
+            copy = fresh(run, f"{copies}-{run.id}")
+            with stepping(set_clock, random.Random(chance.random())):
+                kills += disturb(copy, run, kills=wanted - kills, chance=chance)
 
-    run = next(Run(folder) for folder in sorted((tmp_path / "e" / "disturbed").iterdir()))
+    disturbed = [Run(folder) for folder in sorted((tmp_path / "e" / "disturbed").iterdir())]
+    times = [[row["time"] for row in run.metrics() if "time" in row] for run in disturbed]
+    assert any(then - now > HOUR for each in times for then, now in itertools.pairwise(each)), "no step back"
+    run = disturbed[0]
     (undisturbed,) = (whole for whole in open_experiment(tmp_path / "e").runs if run.id.endswith(whole.id))
     starts = [json.loads(line) for line in run.metrics_file.read_text().splitlines() if '"start"' in line]
     saved = {row["attempt"]: row["step"] for row in starts}

@@ -8,14 +8,15 @@ kernel, as from a file server.
 import os
 import time
 
-_RANK = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
 _real = time.time, time.time_ns, time.localtime, time.gmtime, time.strftime
 
 
 def _ahead() -> float:
     with open(os.environ["ASYNCPP_TEST_CLOCK"]) as file:  # noqa: PTH123 (nothing more is imported here)
         ahead, per_rank = file.read().split()
-    return float(ahead) + _RANK * float(per_rank)
+    # Asked each time: a process that was forked to be a rank learns which only then.
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0
+    return float(ahead) + int(rank) * float(per_rank)
 
 
 if "ASYNCPP_TEST_CLOCK" in os.environ:
