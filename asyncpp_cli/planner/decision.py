@@ -298,8 +298,8 @@ def draw(points: Sequence[Point], *, title: str, file: Path) -> None:
         axes.set_xlabel("GPUs")
         axes.set_ylabel("tokens per step")
         axes.set_title(
-            f"{title}\nsynchronous step time / asynchronous at delay 1\n"
-            "(tokens/s, synchronous batch doubled)",
+            f"{title}\nbest synchronous step, FSDP among them, over the best at a delay of 1\n"
+            "(tokens/s of the doubled synchronous batch over those of the same)",
             fontsize=8,
             loc="left",
         )

@@ -433,6 +433,7 @@ def _show_map(
     from asyncpp_cli.base.console import say, show_table
     from asyncpp_cli.base.tables import Fit
     from asyncpp_cli.planner import decision
+    from asyncpp_cli.planner.costs.roofline import Roofline
     from asyncpp_cli.sites.resources import cores_here
 
     base, costs = order.base, order.costs
@@ -451,10 +452,12 @@ def _show_map(
         with_sharded=with_sharded,
         processes=cores_here(),
     )
-    name = base.config.model.name
+    title = f"{base.config.model.name} with {base.config.optimizer.name}, times of {costs.source}"
+    if isinstance(costs, Roofline):
+        title += f", {8 * costs.device.network_gbs:g} Gbit/s"
     if out is not None:
         with drawing(out) as picture:
-            decision.draw(points, title=f"{name}, times of {costs.source}", file=picture)
+            decision.draw(points, title=title, file=picture)
     if as_json:
         records = []
         for point in points:
@@ -498,8 +501,7 @@ def _show_map(
         show_table(
             columns,
             rows,
-            title=f"{name} on up to {order.gpus} GPUs, times of {costs.source}, at most "
-            f"{order.limit_gb:.1f} GB",
+            title=f"{title}, at most {order.limit_gb:.1f} GB",
             fit=Fit(share=["tokens per step"], hide=["FSDP loses", "more delay", "GB", "2 x batch"]),
         )
         say(
@@ -666,7 +668,8 @@ def _show(
     kind = "rank" if threads is not None or source is None else "GPU"
     start = f"{shown[0].config.model.name} on {gpus} {kind}{'' if gpus == 1 else 's'}, "
     start += "" if source is None else f"times of {source}, "
-    fit = Fit(share=columns[1:], hide=[hours, "step s", "MFU", "bubble", "training"])
+    hidden = [hours, "step s", "MFU", "bubble", "training", "tokens/s", "micro-batches x size"]
+    fit = Fit(share=columns[1:], hide=hidden)
     show_table(columns, table, title=start + title, fit=fit)
 
 
