@@ -120,6 +120,7 @@ def memory(config: RunConfig, sharding: Sharding) -> dict[str, int]:
     logits = tokens * size.of(spec.head.passing) if head_chunk_rows(config) is None else 0
     last = ends + (blocks[-1] if sharding.reshard else sum(blocks))
     moments = [
+        moment(2 * (ends + blocks[0]), earlier, sum(blocks) + ends, indices, 0),
         moment(last + sum(blocks[-2:]), earlier, sum(blocks) + ends, indices + sum(held[:-1]), 0),
         moment(last, earlier, sum(blocks) + ends, kept, max(logits, forward_bytes(config, cut))),
     ]
@@ -135,8 +136,10 @@ def memory(config: RunConfig, sharding: Sharding) -> dict[str, int]:
             moment(others + blocks[number], reduced, whole, below + held[number], passing, recomputed),
             moment(others, reduced + shards[number], whole, below, leaving),
         ]
+    reduced = earlier or sum(shards)
     moments += [
-        moment(0, master + (end_shards if earlier else 0), ends, 0, ends * going),
+        moment(ends, reduced, ends, 0, ends * (going - size.master) + blocks[0] * size.master),
+        moment(0, reduced, ends, 0, ends * going),
         moment(0, master, 0, 0, step * size.master),
     ]
     fullest = max(moments, key=lambda kinds: sum(kinds.values()))
