@@ -41,8 +41,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 """What differs from the run of `config_of`, and from full resharding.
 
-A root unit that is most of the model is not among them in bfloat16: a CPU copies its gradients once more before
-they are reduced, which a GPU's kernel (`chunk_cat`) does not.
+A root unit that is most of the model is not among them in bfloat16: a CPU copies its gradients once more
+before they are reduced, which a GPU's kernel (`chunk_cat`) does not.
 """
 RANKS = 2
 
