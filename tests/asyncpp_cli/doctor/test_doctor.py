@@ -61,7 +61,7 @@ def test_nonsensical_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
     for arguments, message in (
         (["--job"], "--job is for clusters"),
         (["--dir", str(tmp_path / "none")], "no such folder"),
-        (["--site", "nowhere"], "unknown site"),
+        (["--site", "nowhere"], "--site: 'nowhere' is not known"),
     ):
         assert message in refusal("doctor", *arguments)
 
