@@ -8,6 +8,7 @@ from pathlib import Path
 
 from asyncpp_cli.base.atomic_files import real_folder, write_output
 from asyncpp_cli.base.console import say
+from asyncpp_cli.base.progress import shown
 from asyncpp_cli.planner.cells import DEFAULT_GPU
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.analysis.cells import CellResult
@@ -76,7 +77,8 @@ def _transfers(cells: Sequence[CellResult], options: ReportOptions) -> list[Tran
         tokens_per_step=options.tokens_per_step,
         device=options.device or DEFAULT_GPU,
     )
-    return transfers(verdicts(cells), target)
+    with shown(f"planning {options.model}"):
+        return transfers(verdicts(cells), target)
 
 
 def _left_behind(tunings: Sequence[Tuning]) -> set[str]:
