@@ -33,8 +33,9 @@ from torch import Tensor
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.devices import find_device, peak_tflops
 from asyncpp_cli.planner.costs.roofline import Roofline
-from asyncpp_cli.planner.estimate import OF_THE_DEVICE, estimate
+from asyncpp_cli.planner.estimate import estimate
 from asyncpp_cli.planner.layouts import RECOMPUTE, layout
+from asyncpp_cli.planner.planned_memory import OF_THE_DEVICE
 from schedules import Program, analyze
 from schedules.dependencies import POSTED_AHEAD, Place
 from schedules.messages import Message

@@ -13,11 +13,12 @@ from signal import SIG_IGN, SIGINT, signal
 import schedules
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.progress import shown
-from asyncpp_cli.planner.estimate import CostModel, Estimate, losses
+from asyncpp_cli.planner.estimate import Estimate, losses
 from asyncpp_cli.planner.fsdp import Sharded, best_sharded
 from asyncpp_cli.planner.layouts import CONSIDERED, layouts
 from asyncpp_cli.planner.ranking import best_first
 from asyncpp_cli.planner.representative import Shape, delay_of
+from asyncpp_cli.planner.stage_times import CostModel
 from stages.config.run_config import RunConfig
 
 KINDS = ("synchronous", "delay 1", "more delay")

@@ -17,9 +17,10 @@ from operator import add
 
 from asyncpp_cli.planner.costs.links import NOTHING, Exchange, Links
 from asyncpp_cli.planner.costs.roofline import PartTimes, Roofline
-from asyncpp_cli.planner.estimate import GB, CostModel
 from asyncpp_cli.planner.layouts import LARGEST_MICROBATCH, RECOMPUTE, layout
+from asyncpp_cli.planner.planned_memory import GB
 from asyncpp_cli.planner.sharding import Sharding, by_rule, memory, owned
+from asyncpp_cli.planner.stage_times import CostModel
 from asyncpp_cli.planner.step_time import StepTime
 from stages.config.run_config import RunConfig, tokens_per_step
 from stages.memory.estimate import sizes

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import schedules
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.planner.balance import efficiency
-from asyncpp_cli.planner.estimate import WORTH_A_CUT
+from asyncpp_cli.planner.cuts import WORTH_A_CUT
 from asyncpp_cli.runs.settings import copy_of
 from stages.config.limits import ConfigError
 from stages.config.run_config import RunConfig

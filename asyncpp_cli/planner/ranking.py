@@ -10,21 +10,13 @@ from math import inf
 import schedules
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.progress import shown
-from asyncpp_cli.planner.estimate import (
-    CostModel,
-    Estimate,
-    fits,
-    fitting,
-    in_flight,
-    least_seconds,
-    least_with_times,
-    most_blocks,
-    own_estimate,
-    step_with,
-    times_if_all_fits,
-)
+from asyncpp_cli.planner.bounds import in_flight, least_seconds, least_with_times, most_blocks
+from asyncpp_cli.planner.cuts import times_if_all_fits
+from asyncpp_cli.planner.estimate import Estimate, fitting, own_estimate, step_with
 from asyncpp_cli.planner.layouts import layouts
+from asyncpp_cli.planner.planned_memory import fits
 from asyncpp_cli.planner.representative import Shape, is_tieable
+from asyncpp_cli.planner.stage_times import CostModel
 from asyncpp_cli.planner.step_time import StepTime
 from stages.config.run_config import RunConfig
 from stages.schedule_validation import can_tie

@@ -23,8 +23,9 @@ from asyncpp_cli.commands.arguments import AllowCode, template_words
 if TYPE_CHECKING:
     from asyncpp_cli.planner.base_config import Base
     from asyncpp_cli.planner.costs.profile_costs import Measured
-    from asyncpp_cli.planner.estimate import CostModel, Estimate
+    from asyncpp_cli.planner.estimate import Estimate
     from asyncpp_cli.planner.fsdp import Sharded
+    from asyncpp_cli.planner.stage_times import CostModel
     from stages.config.run_config import RunConfig
 
 

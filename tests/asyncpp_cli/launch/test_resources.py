@@ -15,7 +15,7 @@ from support.launches import most_at_once, sweep
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch.local_machine import _planned_gb
 from asyncpp_cli.planner.costs.devices import CONTEXT_GB
-from asyncpp_cli.planner.estimate import planned_memory
+from asyncpp_cli.planner.planned_memory import planned_memory
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State

@@ -16,7 +16,7 @@ from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.devices import DEVICES, Device, find_device
 from asyncpp_cli.planner.costs.links import BASE_US, LINK_US, NETWORK_US, Exchange, Links
 from asyncpp_cli.planner.costs.roofline import Roofline
-from asyncpp_cli.planner.estimate import estimate, stage_times
+from asyncpp_cli.planner.estimate import estimate
 from asyncpp_cli.planner.fsdp import (
     Sharded,
     Unit,
@@ -28,6 +28,7 @@ from asyncpp_cli.planner.fsdp import (
 )
 from asyncpp_cli.planner.layouts import layout
 from asyncpp_cli.planner.sharding import Sharding, by_rule
+from asyncpp_cli.planner.stage_times import stage_times
 from stages.config.run_config import ModelConfig, RunConfig
 from stages.shape.partition import cut_of
 

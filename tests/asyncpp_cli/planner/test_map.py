@@ -14,9 +14,9 @@ from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.decision import KINDS, Best, best_layouts, decision_map
-from asyncpp_cli.planner.estimate import layout_cuts, stage_times
 from asyncpp_cli.planner.layouts import CONSIDERED
 from asyncpp_cli.planner.ranking import ranked
+from asyncpp_cli.planner.stage_times import layout_cuts, stage_times
 from asyncpp_cli.planner.step_time import simulated_step
 from schedules.simulate import steps_to_measure
 from stages.config.segments import segment_program

@@ -9,9 +9,10 @@ import pytest
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.devices import CONTEXT_GB, find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
-from asyncpp_cli.planner.estimate import OF_THE_DEVICE, estimate
+from asyncpp_cli.planner.estimate import estimate
 from asyncpp_cli.planner.layouts import layout
 from asyncpp_cli.planner.peak_memory import NCCL_BUFFER, communicator_bytes
+from asyncpp_cli.planner.planned_memory import OF_THE_DEVICE
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 NAME = "h100-2026-11-26"

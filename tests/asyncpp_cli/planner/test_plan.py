@@ -21,22 +21,14 @@ from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.template import load
 from asyncpp_cli.planner.balance import efficiency
 from asyncpp_cli.planner.base_config import base_of
+from asyncpp_cli.planner.bounds import in_flight, least_seconds, most_blocks
 from asyncpp_cli.planner.cells import estimate_key
 from asyncpp_cli.planner.costs.devices import CONTEXT_GB, DEVICES, find_device
 from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes, Roofline
-from asyncpp_cli.planner.estimate import (
-    OF_THE_DEVICE,
-    WORTH_A_CUT,
-    Estimate,
-    _fitting_cuts,
-    estimate,
-    fitting,
-    in_flight,
-    least_seconds,
-    most_blocks,
-    own_estimate,
-)
+from asyncpp_cli.planner.cuts import WORTH_A_CUT, _fitting_cuts
+from asyncpp_cli.planner.estimate import Estimate, estimate, fitting, own_estimate
 from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layout, layouts
+from asyncpp_cli.planner.planned_memory import OF_THE_DEVICE
 from asyncpp_cli.planner.ranking import ranked
 from asyncpp_cli.planner.representative import (
     Shape,

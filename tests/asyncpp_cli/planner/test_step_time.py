@@ -11,8 +11,9 @@ import schedules
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
-from asyncpp_cli.planner.estimate import own_estimate, stage_times
+from asyncpp_cli.planner.estimate import own_estimate
 from asyncpp_cli.planner.layouts import layout
+from asyncpp_cli.planner.stage_times import stage_times
 from asyncpp_cli.planner.step_time import (
     StageTimes,
     sharded_step,

@@ -1,0 +1,223 @@
+"""Memory of each rank of a run, by kind, at its fullest moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+
+from asyncpp_cli.planner.peak_memory import (
+    allocator_bytes,
+    backward_bytes,
+    communicator_bytes,
+    forward_bytes,
+    slot_bytes,
+    update_bytes,
+)
+from asyncpp_cli.planner.representative import (
+    Represented,
+    Shape,
+    messages,
+    messages_at_most,
+    represented,
+)
+from asyncpp_cli.planner.stage_times import layout_cuts, own_cut_of
+from schedules import Op
+from schedules.messages import Kind, channels_between_ranks
+from stages.comm.reduction_rounds import ROUND_BYTES, UNDER_WAY
+from stages.config.run_config import RunConfig
+from stages.config.segments import (
+    has_tied_shards,
+)
+from stages.memory.estimate import (
+    lasting_bytes,
+    message_bytes,
+    microbatch_activations,
+    reduction_bytes,
+)
+from stages.shape.partition import (
+    StageCut,
+    first_alike,
+    owned_members,
+    stage_parameters,
+)
+
+GB = 1e9
+
+MOST = {"reduction": 2 * UNDER_WAY * ROUND_BYTES}
+"""Upper bounds of kinds of memory, bytes."""
+
+OF_THE_DEVICE = ("communicators", "allocator")
+"""Kinds of memory outside of tensors."""
+
+
+def planned_memory(config: RunConfig, sizes: Sequence[float] | None = None) -> list[dict[str, int]]:
+    """Bytes of each rank by kind, as in `Estimate.memory`; `sizes`: of the stages, if not the run's own."""
+    held = messages(Shape.of(config), message_sizes(config))
+    return [
+        kinds | {"messages": of_rank}
+        for kinds, of_rank in zip(held_by_ranks(config, sizes or own_cut_of(config)), held, strict=True)
+    ]
+
+
+def fits(config: RunConfig, sizes: Sequence[float], *, limit_gb: float) -> bool:
+    """Whether a run with so many blocks in each stage needs no more memory in any rank, 10^9 bytes."""
+    held = [sum(kinds.values()) for kinds in held_by_ranks(config, sizes)]
+    of_messages = Shape.of(config), message_sizes(config)
+
+    def have_room(messages: Sequence[int]) -> bool:
+        return all(size + more <= limit_gb * GB for size, more in zip(held, messages, strict=True))
+
+    # Messages are counted where that decides.
+    return max(held) <= limit_gb * GB and (
+        have_room(messages_at_most(*of_messages)) or have_room(messages(*of_messages))
+    )
+
+
+def message_sizes(config: RunConfig) -> tuple[int, ...]:
+    """Bytes of a message of each kind."""
+    return tuple(message_bytes(config, kind) for kind in Kind)
+
+
+def held_by_ranks(config: RunConfig, sizes: Sequence[float]) -> list[dict[str, int]]:
+    """Bytes that each rank holds when it holds most, by kind; `messages` are 0."""
+    parts = parts_of_stages(config, sizes)
+    run = represented(Shape.of(config))
+    held = []
+    for rank in range(config.parallel.stages):
+        stages = [stage for stage, holder in enumerate(run.rank_of_stage) if holder == rank]
+        kinds = held_by_rank({stage: parts[stage] for stage in stages}, run, rank)
+        held.append({kind: round(size) for kind, size in kinds.items()})
+    return held
+
+
+def held_by_rank(parts: Mapping[int, Mapping[str, float]], run: Represented, rank: int) -> dict[str, float]:
+    """Bytes of a rank by kind, from the parts of its stages, ascending, as `parts_of_stages` has them."""
+    fullest, most = dict.fromkeys(("activations", "recomputed", "temporary"), 0.0), (0.0, 0.0, 0.0)
+    beside = 0.0
+    if any(run.buffers[stage] > 1 for stage in parts):
+        # Updates run beside the actions, one at a time, on a stream with memory of its own.
+        beside = max(of_stage["update"] for of_stage in parts.values())
+    slots = {stage: max(map(sum, run.course.in_flight[stage])) for stage in parts}
+    pools = sum(slots[stage] * of_stage["slot"] for stage, of_stage in parts.items())
+    for op, stage, counts in run.course.moments[rank]:
+        if pools:
+            # CUDA graphs keep the memory of every micro-batch in flight, also while there are fewer.
+            counts = tuple((slots[stage], 0) for stage in parts)
+        activations = sum(
+            wholes * of_stage["whole"] + halves * of_stage["half"]
+            for (wholes, halves), of_stage in zip(counts, parts.values(), strict=True)
+        )
+        recomputed = parts[stage]["recomputed"] if op is Op.BACKWARD else 0.0
+        within = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.UPDATE: "update"}[op]
+        temporary = pools + (beside if op is Op.UPDATE and beside else parts[stage][within] + beside)
+        # Of equal ones always the same: moments come in any order.
+        held = activations + recomputed + temporary, activations, recomputed
+        if held > most:
+            most = held
+            fullest = {"activations": activations, "recomputed": recomputed, "temporary": temporary}
+    kinds = {kind: sum(of_stage[kind] for of_stage in parts.values()) for kind in _LASTING}
+    return kinds | fullest | {"allocator": allocator_bytes(sum(fullest.values()))}
+
+
+_LASTING = (
+    *("weights", "master", "gradients", "optimizer", "correction"),
+    *("messages", "reduction", "communicators"),
+)
+
+
+def parts_of_stages(config: RunConfig, sizes: Sequence[float]) -> list[dict[str, int]]:
+    """Bytes of each stage: by kind what lasts, `whole` and `half` of a micro-batch in flight, and what a
+    forward, a backward and an update take for themselves. Its first stage has what a rank needs once."""
+    run = represented(Shape.of(config))
+    settings, cuts, rank_of_stage = Settings(config), _alike_cuts(config, sizes), run.rank_of_stage
+    parts: list[dict[str, int]] = []
+    for stage, cut in enumerate(cuts):
+        rank = rank_of_stage[stage]
+        of_rank = dict.fromkeys(("messages", "reduction", "communicators"), 0)
+        if rank not in rank_of_stage[:stage]:
+            held = frozenset(cut for cut, holder in zip(cuts, rank_of_stage, strict=True) if holder == rank)
+            of_rank["reduction"] = _reduction_bytes(settings, held)
+            of_rank["communicators"] = _communicators(config, rank, rank_of_stage)
+        facts = run.course.versions[stage], run.course.mismatch[stage], run.buffers[stage]
+        parts.append(
+            _lasting(settings, cut, *facts)
+            | of_rank
+            | _of_an_action(settings, cut, run.course.mismatch[stage] > 0)
+        )
+    return parts
+
+
+def _alike_cuts(config: RunConfig, sizes: Sequence[float]) -> list[StageCut]:
+    """For each stage, one with as many halves of each kind and the same ends of the model: without experts
+    the one that begins as early as it can, so that it is the same in many layouts."""
+    cuts = first_alike(config.model, layout_cuts(config, sizes))
+    if config.model.experts:
+        return cuts
+    return [
+        replace(cut, halves=range(cut.halves.start % 2, cut.halves.start % 2 + len(cut.halves)))
+        for cut in cuts
+    ]
+
+
+class Settings:
+    """A configuration as key of a cache: equal to others that differ in schedule, stages and cut alone."""
+
+    _GEOMETRY = ("stages", "cut", "shard_head")
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        own = (config.model, config.data, config.train, config.error_feedback, config.correction, config.site)
+        values = [value for section in (*own, config.optimizer) for value in vars(section).values()]
+        self._key = (
+            *(repr(value) if isinstance(value, dict | list) else value for value in values),
+            *(value for name, value in vars(config.parallel).items() if name not in self._GEOMETRY),
+        )
+        self._hash = hash(self._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Settings) and self._key == other._key
+
+
+remembered = lru_cache(maxsize=4096)
+
+
+@remembered
+def _reduction_bytes(settings: Settings, cuts: frozenset[StageCut]) -> int:
+    return reduction_bytes(settings.config, list(cuts))
+
+
+@remembered
+def _lasting(settings: Settings, cut: StageCut, *facts: int) -> dict[str, int]:
+    return lasting_bytes(settings.config, cut, *facts)
+
+
+@remembered
+def _of_an_action(settings: Settings, cut: StageCut, mismatched: bool) -> dict[str, int]:
+    """Bytes of a micro-batch in flight, and temporaries of the actions."""
+    config = settings.config
+    owned = owned_members(stage_parameters(config.model, cut), data_ranks=config.parallel.data)
+    whole, half = microbatch_activations(config, cut)
+    return {
+        "whole": whole,
+        "half": half,
+        "forward": forward_bytes(config, cut),
+        "backward": backward_bytes(config, cut, mismatched=mismatched),
+        "slot": slot_bytes(config, cut),
+        "update": max(update_bytes(config, of_rank, mismatched=mismatched) for of_rank in owned),
+    }
+
+
+def _communicators(config: RunConfig, rank: int, rank_of_stage: Sequence[int]) -> int:
+    if config.parallel.shard_head:
+        shards = config.parallel.stages
+        tied_shards = has_tied_shards(config)
+        channels = channels_between_ranks(rank_of_stage, head_shards=shards, tied_shards=tied_shards)
+        neighbours = sum(rank in (sender, receiver) for sender, receiver, _ in channels) // 2
+    else:
+        neighbours = len({pair for pair in pairwise(rank_of_stage) if rank in pair and pair[0] != pair[1]})
+    return communicator_bytes(neighbours=neighbours, stages=config.parallel.stages, data=config.parallel.data)
