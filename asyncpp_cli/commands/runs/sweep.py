@@ -105,7 +105,7 @@ def sweep(
     if rendered is None or out is None:
         return
     if rendered.added == len(cells):
-        say(f"Wrote {len(cells)} runs to {out}. Next: {command('launch', out)}")
+        say(f"Wrote {len(cells)} run{'s' * (len(cells) != 1)} to {out}. Next: {command('launch', out)}")
         if any(cell.config.site.device == "cuda" or cell.config.site.gpu for cell in cells):
             say(f"What a GPU would refuse shows without one: {command('rehearse', out)}")
         return
@@ -182,4 +182,4 @@ def show_cells(
             row.append("" if taken is None else duration(taken))
     # Axes can be left out, since the id contains them.
     fit = Fit(share=columns[1:], hide=[*reversed(known), *reversed(axes)])
-    show_table(columns, rows, title=f"{title}: {len(cells)} cells", fit=fit)
+    show_table(columns, rows, title=f"{title}: {len(cells)} cell{'s' * (len(cells) != 1)}", fit=fit)
