@@ -77,6 +77,15 @@ class Table:
         """Fewest characters of a line, with `gap` blanks between the columns."""
         return sum(map(self._least, range(len(self.headings)))) + gap * (len(self.headings) - 1)
 
+    def without(self, keys: Collection[str]) -> Table:
+        """The table without the columns of these keys."""
+        kept = [place for place, heading in enumerate(self.headings) if heading.key not in keys]
+        return replace(
+            self,
+            headings=[self.headings[place] for place in kept],
+            rows=[[row[place] for place in kept] for row in self.rows],
+        )
+
     def fitted(self, width: int | None, *, essential: bool = True) -> Table:
         """The table with as many columns as fit into lines of `width` characters.
 

@@ -47,6 +47,8 @@ class Report:
             table = pivot(self.cells, rows=self.rows, cols=self.cols, values=values)
         else:
             table = table_of_cells(self.cells, leading=self.rows)
+            if width is not None:
+                table = table.without(self._extra)
         return table.fitted(width, essential=False)
 
     transfers: Sequence[Transfer] = ()
@@ -59,6 +61,19 @@ class Report:
         tuned = [sentence for tuning in self.tunings for sentence in tuning.sentences]
         further = [*transfer_lines(self.transfers), *tuned, *self.choices, *summary_lines(self.cells)]
         return [*found, *further, *not_answered]
+
+    @property
+    def _extra(self) -> set[str]:
+        """Keys of columns that lines of limited width are too short for, unless something happened."""
+        return {
+            column.key
+            for column in shown_columns(self.cells)
+            if column.extra
+            and (
+                column.key not in ("skipped_steps", "restarts")
+                or {*map(column.text, self.cells)} <= {"0", "-"}
+            )
+        }
 
     @property
     def problems(self) -> list[str]:
