@@ -231,5 +231,5 @@ def losses(layout: Estimate, costs: CostModel) -> dict[str, float]:
     network, imbalance = max(0.0, 1 - alone / seconds), max(0.0, (alone - even) / seconds)
     bubble = max(0.0, layout.step.bubble - network - imbalance)
     again = sum(recomputing(layout.config, block) for block in costs.parts(layout.config).blocks)
-    recomputing = layout.config.schedule.microbatches * again / layout.config.parallel.stages / seconds
-    return {"bubble": bubble, "imbalance": imbalance, "network": network, "memory": recomputing}
+    recomputed = layout.config.schedule.microbatches * again / layout.config.parallel.stages / seconds
+    return {"bubble": bubble, "imbalance": imbalance, "network": network, "memory": recomputed}
