@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +32,7 @@ TINY = [
     "train.eval_microbatches=1",
     "train.eval_interval=500",
 ]
+HOUR = 3600.0
 HOURS = 1_000_000
 """Number of steps of a run that lasts longer than any test."""
 
@@ -78,6 +82,40 @@ class Launched:
 StartLaunch = Callable[..., Launched]
 SetClock = Callable[[float, float], None]
 """Sets clocks ahead by seconds, and each rank's by more seconds than that of the rank before."""
+
+
+@contextmanager
+def stepping(set_clock: SetClock, chance: random.Random) -> Iterator[None]:
+    """Meanwhile the clocks step forward and back at random times, and ranks' clocks differ.
+
+    Rank 0's is never within an hour of the right time.
+    """
+    over = threading.Event()
+
+    def step() -> None:
+        set_clock(chance.choice([-2, 2]) * HOUR, chance.choice([-1, 0, 1]) * HOUR)
+
+    def go_on() -> None:
+        while not over.wait(chance.uniform(0.0, 0.3)):
+            step()
+
+    step()
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        set_clock(0.0, 0.0)
+
+
+def hours_off(run: Run) -> list[int]:
+    """By how many hours the clock was wrong at each start of a run of the last half hour."""
+    lines = run.metrics_file.read_text().splitlines()
+    return [
+        round((json.loads(line)["time"] - time.time()) / HOUR) for line in lines if '"kind": "start"' in line
+    ]
 
 
 def sweep(folder: Path, *changes: str) -> Experiment:

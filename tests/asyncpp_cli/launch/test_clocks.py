@@ -10,12 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from support.launches import HOURS, SetClock, StartLaunch, is_training, sweep, wait_for
+from support.launches import HOUR, HOURS, SetClock, StartLaunch, is_training, sweep, wait_for
 
 from asyncpp_cli.runs.status import Cause, State
 
 ONE = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
-HOUR = 3600.0
 CLOCKS = {
     "forward and back": [(0.0, 0.0), (2 * HOUR, 0.0), (0.0, 0.0)],
     "back and forward": [(0.0, 0.0), (-2 * HOUR, 0.0), (0.0, 0.0)],
