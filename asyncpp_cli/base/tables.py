@@ -146,7 +146,8 @@ class Table:
         for place, heading in enumerate(self.headings):
             texts = [self._title(place, whole=True), *(row[place] for row in self.rows)]
             widths = [cell_len(text) for text in texts]
-            blanks = [" " * (max(widths) - width) for width in widths]
+            widest = max(widths)
+            blanks = [" " * (widest - width) for width in widths]
             pairs = zip(blanks, texts, strict=True) if heading.right else zip(texts, blanks, strict=True)
             columns.append(list(map("".join, pairs)))
         yield from ("  ".join(line).rstrip() for line in zip(*columns, strict=True))

@@ -54,7 +54,9 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 def is_interpolated(value: Any) -> bool:
     """Whether a value, or one within it, is to be resolved."""
-    return any("${" in text for text in _texts(value))
+    if isinstance(value, str):
+        return "${" in value
+    return isinstance(value, list | Mapping) and any("${" in text for text in _texts(value))
 
 
 def environment_of(value: Any) -> dict[str, None]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 import schedules
@@ -132,7 +133,7 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
     from stages.checkpoint.initial_weights import InitError, check_init, check_values
     from stages.validation import problems
 
-    checked: dict[str, list[str]] = {}
+    checked: dict[bytes, list[str]] = {}
     seen: dict[str, Any] = {}
     initialized: set[str] = set()
 
@@ -158,7 +159,7 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
     refused: dict[str, list[ResolvedCell]] = {}
     for resolved in cells:
         # The seed does not decide whether a run can be trained.
-        text = repr(replace(resolved.config, seed=0))
+        text = msgspec.json.encode(replace(resolved.config, seed=0))
         if text not in checked:
             checked[text] = reasons(resolved.config)
         for reason in checked[text]:

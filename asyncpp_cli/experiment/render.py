@@ -8,7 +8,7 @@ import hashlib
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,7 +115,10 @@ def _make(experiment: Experiment, cells: list[ResolvedCell], template: Template)
         copies = CodeCopies()
         hashed = tuple(
             structs.replace(
-                resolved.cell, config_sha256=_write_run(staged.run(resolved.cell.id), resolved, copies)
+                resolved.cell,
+                config_sha256=_write_run(
+                    staged.run(resolved.cell.id), resolved, copies, write=Path.write_bytes
+                ),
             )
             for resolved in cells
         )
@@ -202,12 +205,21 @@ def _restored(run: Run, resolved: ResolvedCell, copies: CodeCopies) -> bool:
     return False
 
 
-def _write_run(run: Run, resolved: ResolvedCell, copies: CodeCopies) -> str:
-    """Write the run's folder; returns the SHA-256 of its configuration."""
+def _write_run(
+    run: Run,
+    resolved: ResolvedCell,
+    copies: CodeCopies,
+    *,
+    write: Callable[[Path, bytes], object] = write_bytes,
+) -> str:
+    """Write the run's folder; returns the SHA-256 of its configuration.
+
+    In a folder that nobody sees before it is whole, `write` need not be atomic.
+    """
     run.folder.mkdir(parents=True, exist_ok=True)
     copies.write(run, resolved.config)
     content = config_text(resolved.config).encode()
-    write_bytes(run.config_file, content)
+    write(run.config_file, content)
     return hashlib.sha256(content).hexdigest()
 
 

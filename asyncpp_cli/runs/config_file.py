@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from asyncpp_cli.base.errors import DamagedError
@@ -23,12 +24,12 @@ _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 def config_text(config: RunConfig) -> str:
     """The configuration as YAML."""
     # Section by section, cached: the writer is slow, and the cells of a matrix share most sections.
-    texts = [json.dumps({key: entry}, default=vars) for key, entry in vars(config).items() if key != "gone"]
+    texts = [msgspec.json.encode({key: entry}) for key, entry in vars(config).items() if key != "gone"]
     return "".join(map(_entry_text, texts))
 
 
 @functools.lru_cache(maxsize=10_000)
-def _entry_text(entry: str) -> str:
+def _entry_text(entry: bytes) -> str:
     """A top-level entry of a configuration, given as JSON, as YAML."""
     return str(yaml.dump(json.loads(entry), Dumper=_Dumper, sort_keys=False))
 

@@ -9,12 +9,13 @@ import dataclasses
 import difflib
 import functools
 import hashlib
+import itertools
 import json
 import math
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -68,6 +69,9 @@ LIST_KEYS: tuple[str, ...] = tuple(
 
 SITE = "site"
 """The section that is not part of a run's identity."""
+
+
+_SITE_KEYS = tuple(key for key in KEYS if key.startswith(f"{SITE}."))
 
 
 def check_key(key: str) -> None:
@@ -240,17 +244,17 @@ def assign(config: RunConfig, settings: Mapping[str, Any]) -> None:
 
 def unset_keys(config: RunConfig) -> list[str]:
     """Keys that have no default and were given no value."""
-    return [key for key, value in items(config) if value == MISSING]
+    return [key for key, value in items(config) if value == MISSING] if MISSING in _values(config) else []
 
 
-def items(config: RunConfig) -> Iterator[tuple[str, Any]]:
+def items(config: RunConfig) -> Iterable[tuple[str, Any]]:
     """Every dotted key with its value."""
-    for key, getter in _getters().items():
-        yield key, getter(config)
-    for mapping in OPEN_KEYS:
-        for name, value in get(config, mapping).items():
-            yield f"{mapping}.{name}", value
-    yield from config.gone.items()
+    named = ((f"{key}.{name}", value) for key in OPEN_KEYS for name, value in get(config, key).items())
+    return itertools.chain(zip(KEYS, _values(config), strict=True), named, config.gone.items())
+
+
+_values: Callable[[RunConfig], tuple[Any, ...]] = operator.attrgetter(*KEYS)
+"""The values of `KEYS`: a thousand configurations have a hundred thousand."""
 
 
 def flatten(mapping: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
@@ -321,16 +325,14 @@ def identity(config: RunConfig) -> dict[str, Any]:
     kept. The standard library's text is left out, so that ids do not depend on the version of Python.
     """
     has_hash = bool(trained_paths(config.data)) and config.data.sha256 is not None
-    excluded = {"model.init", "data.path" if has_hash else "data.sha256"}
+    excluded = {"model.init", "data.path" if has_hash else "data.sha256", *_SITE_KEYS}
     if has_hash:
         excluded |= trained_paths(config.data).keys() | {"data.dtype"}
     excluded |= {f"data.validation.{name}" for name in config.data.validation_sha256}
     return {
         key: _HASHED_AS[key].get(value, value) if key in _HASHED_AS else value
         for key, value in items(config)
-        if not key.startswith(f"{SITE}.")
-        and key not in excluded
-        and (key in _ALWAYS_HASHED or value != _defaults().get(key))
+        if key not in excluded and (key in _ALWAYS_HASHED or value != _defaults().get(key))
     }
 
 
