@@ -219,7 +219,8 @@ def _write_run(
     run.folder.mkdir(parents=True, exist_ok=True)
     copies.write(run, resolved.config)
     content = config_text(resolved.config).encode()
-    write(run.config_file, content)
+    with doing("written", run.config_file):
+        write(run.config_file, content)
     return hashlib.sha256(content).hexdigest()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,31 @@ def test_a_refused_sweep_says_which_keys_make_its_ids_new(
 
 
 @pytest.mark.slow
+def test_a_disk_that_is_full_before_the_last_run_leaves_no_half_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of a folder that does not have its name yet are written in place, and others are replaced."""
+    (tmp_path / "x").mkdir()
+    folder, places = tmp_path / "x" / "e", list[str]()
+
+    def half(file: Path, content: bytes) -> None:
+        places.append(str(file))
+        with file.open("wb") as opened:
+            opened.write(content[: len(content) // 2 if len(places) > 3 else None])
+        if len(places) > 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", half)
+        assert "config.yaml" in asyncpp("sweep", "quickstart", "--out", folder).errors
+    assert len(places) == 4
+    assert not list((tmp_path / "x").iterdir())
+    succeeded("sweep", "quickstart", "--out", folder)
+    monkeypatch.setattr(Path, "write_bytes", half)
+    succeeded("sweep", "quickstart", "matrix.seed=[0,1]", "--out", folder)
+    assert len(places) == 4
+
+
 def test_every_shipped_template_is_listed_and_shown() -> None:
     listed = asyncpp("templates", "list")
     for name in ("quickstart", "nano", "micro", "135m", "360m", "local"):
