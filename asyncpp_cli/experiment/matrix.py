@@ -130,7 +130,6 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
         UserError: some cannot; names the file, the key and the first such cell. Cells that are refused for
             one reason share a line; of several reasons all but the last are printed.
     """
-    from stages.checkpoint.initial_weights import InitError, check_init, check_values
     from stages.validation import problems
 
     checked: dict[bytes, list[str]] = {}
@@ -143,8 +142,10 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
             for error in problems(config, seen=seen)
             for line in error.message.splitlines()
         ]
-        try:
-            if config.model.init is not None and not found:
+        if config.model.init is not None and not found:
+            from stages.checkpoint.initial_weights import InitError, check_init, check_values
+
+            try:
                 if config.model.factory is not None:
                     raise InitError("is for the built-in decoder; model.factory builds another model")
                 # Not a check of the run: one that resumes from a checkpoint does not need them.
@@ -152,8 +153,8 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
                     check_init(config.model)
                     check_values(config.model)
                     initialized.add(model)
-        except InitError as error:
-            return [f"model.init: {error}"]
+            except InitError as error:
+                return [f"model.init: {error}"]
         return found
 
     refused: dict[str, list[ResolvedCell]] = {}

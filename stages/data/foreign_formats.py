@@ -10,10 +10,12 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
+from stages.data.shards import DataError, Shard, count, cut, little_endian
 
-from stages.data.shards import DataError, Shard, count, cut
+if TYPE_CHECKING:
+    import numpy as np
 
 HEADER = 256
 """Number of 32-bit integers before the tokens in llm.c's format."""
@@ -22,7 +24,7 @@ LLM_C = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
 """llm.c's magic numbers (GPT-2 and Llama 3), with the version and token type of each."""
 
 MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
-MEGATRON_HEADER = np.dtype([("version", "<u8"), ("dtype", "u1"), ("sequences", "<u8"), ("documents", "<u8")])
+MEGATRON_HEADER = [("version", "<u8"), ("dtype", "u1"), ("sequences", "<u8"), ("documents", "<u8")]
 MEGATRON_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 """Codes of Megatron's `DType` for the types that hold tokens."""
 
@@ -93,6 +95,8 @@ def read_shard(file: Path, *, dtype: str = "auto") -> Shard:
         DataError: the file is missing or truncated, its header or index does not match it, or its tokens seem
             to be of another type than `auto`'s 16 bits.
     """
+    import numpy as np
+
     try:
         size = file.stat().st_size
         if (index := file.with_suffix(".idx")).is_file():
@@ -111,7 +115,7 @@ def read_shard(file: Path, *, dtype: str = "auto") -> Shard:
             f"{seems}, or data.dtype: uint16 if it is not so"
         )
     dtype = "uint16" if dtype == "auto" else dtype
-    width = np.dtype(dtype).itemsize
+    width = little_endian(dtype).itemsize
     if size == 0 or size % width:
         raise DataError(
             f"{file} has {size} bytes and no header, so it should hold tokens of type {dtype} (data.dtype); "
@@ -133,6 +137,8 @@ def _other_type(file: Path, *, size: int) -> str | None:
     numbers are 0 or 1 (up to 15 with a million tokens; 65535 where one is negative), and the others are not.
     Of 16-bit tokens the byte that counts more has the smaller values, for it depends on the vocabulary.
     """
+    import numpy as np
+
     places = [size * quarter // 4 // 8 * 8 for quarter in range(4)]
     with file.open("rb") as opened:
         parts = [opened.read(_SAMPLED) for place in places if opened.seek(place) == place]
@@ -186,7 +192,7 @@ def _read_llm_c(file: Path, header: np.ndarray, *, magic: int, size: int) -> Sha
     tokens = int(header[2])
     if header[1] != version:
         raise DataError(f"{file}: header has version {header[1]} at byte 4; accepted: {version}")
-    expected = 4 * HEADER + tokens * np.dtype(dtype).itemsize
+    expected = 4 * HEADER + tokens * little_endian(dtype).itemsize
     if tokens < 1 or size != expected:
         raise DataError(
             f"{file} is truncated or damaged: its header (byte 8) says {tokens} tokens, so {expected} bytes; "
@@ -205,15 +211,15 @@ class _Index:
 
 def _read_megatron(file: Path, index: Path, *, size: int) -> Shard:
     content = _read_index(index)
-    width = np.dtype(content.dtype).itemsize
-    tokens = int(content.lengths.sum(dtype=np.int64))
+    width = little_endian(content.dtype).itemsize
+    tokens = int(content.lengths.sum(dtype="int64"))
     if size != tokens * width:
         raise DataError(
             f"{file} and {index.name} do not belong together, or one is truncated: the index counts {tokens} "
             f"tokens of {width} bytes, so {tokens * width} bytes; the file has {size}"
         )
-    ends = np.cumsum(content.lengths, dtype=np.int64)
-    wrong = np.flatnonzero(content.pointers != (ends - content.lengths) * width)
+    ends = content.lengths.cumsum(dtype="int64")
+    (wrong,) = (content.pointers != (ends - content.lengths) * width).nonzero()
     if len(wrong):
         place = int(wrong[0])
         raise DataError(
@@ -224,11 +230,14 @@ def _read_megatron(file: Path, index: Path, *, size: int) -> Shard:
 
 
 def _read_index(file: Path) -> _Index:
+    import numpy as np
+
     raw = np.memmap(file, dtype=np.uint8, mode="r") if file.stat().st_size else np.empty(0, np.uint8)
-    start = len(MEGATRON_MAGIC) + MEGATRON_HEADER.itemsize
+    form = np.dtype(MEGATRON_HEADER)
+    start = len(MEGATRON_MAGIC) + form.itemsize
     if raw[: len(MEGATRON_MAGIC)].tobytes() != MEGATRON_MAGIC or len(raw) < start:
         raise DataError(f"{file} is no Megatron index: it does not begin with MMIDIDX and a header")
-    header = raw[len(MEGATRON_MAGIC) : start].view(MEGATRON_HEADER)[0]
+    header = raw[len(MEGATRON_MAGIC) : start].view(form)[0]
     if header["version"] != 1:
         raise DataError(f"{file}: header has version {header['version']} at byte 9; accepted: 1")
     if int(header["dtype"]) not in MEGATRON_DTYPES:
@@ -259,6 +268,8 @@ def _read_index(file: Path) -> _Index:
 
 def _document_starts(file: Path) -> np.ndarray:
     """Token index at which each document begins."""
+    import numpy as np
+
     content = _read_index(file)
     ends = np.concatenate(([0], np.cumsum(content.lengths, dtype=np.int64)))
     return np.asarray(ends[content.documents])

@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-import numpy as np
-
 from stages.data.checksummed_json import identifies, read_checksummed, write_checksummed
 from stages.data.shards import DataError, Shard, little_endian
 
@@ -103,6 +101,8 @@ def _entry(shard: Shard, *, cache: Path) -> Path:
 
 
 def _read(shard: Shard) -> ShardFacts:
+    import numpy as np
+
     digest = hashlib.sha256()
     largest, smallest = 0, 0
     dtype = little_endian(shard.dtype)
@@ -116,6 +116,8 @@ def _read(shard: Shard) -> ShardFacts:
 
 
 def _out_of_range(shard: Shard, token: int, *, accepted: str) -> DataError:
+    import numpy as np
+
     dtype = little_endian(shard.dtype)
     tokens = np.memmap(shard.file, dtype=dtype, mode="r", offset=shard.header)
     index = int(np.argmax(tokens == token))

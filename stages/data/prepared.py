@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from stages.data.shards import DataError, Shard, dtype_for
+from stages.data.shards import DataError, Shard, dtype_for, little_endian
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -98,7 +96,7 @@ def _read(folder: Path, content: Mapping[str, Any]) -> Prepared:
         raise DataError(
             f"{folder / MANIFEST}: dtype is {dtype!r}; {vocab_size} tokens take {dtype_for(vocab_size)}"
         )
-    width = np.dtype(dtype).itemsize
+    width = little_endian(dtype).itemsize
     splits: dict[str, tuple[Shard, ...]] = {}
     checksums: dict[Path, str] = {}
     ends: dict[Path, int] = {}

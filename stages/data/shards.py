@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 MOST_OPEN = 256
 """Most files that are kept open."""
@@ -59,6 +61,8 @@ class Tokens:
         Raises:
             DataError: a file cannot be read, or is shorter than it was.
         """
+        import numpy as np
+
         out = np.empty((len(starts), length), dtype=np.int64)
         for row, start in zip(out, starts.tolist(), strict=True):
             index = bisect_right(self._ends, start)
@@ -74,6 +78,8 @@ class Tokens:
 
     def _part(self, index: int, begin: int, length: int) -> np.ndarray:
         """Read, not mapped: a process that reads what is no longer there of a mapped file is killed."""
+        import numpy as np
+
         shard, dtype = self._shards[index], little_endian(self._shards[index].dtype)
         offset = shard.header + (shard.first + begin) * dtype.itemsize
         try:
@@ -130,6 +136,8 @@ class ShardWatch:
 
     def _digest(self, shard: Shard) -> bytes:
         """A hash of some windows that are spread evenly over the shard."""
+        import numpy as np
+
         length = min(SAMPLE_LENGTH, shard.tokens)
         windows = 1 + SAMPLES * shard.tokens // self._total
         starts = np.linspace(0, shard.tokens - length, windows, dtype=np.int64)
@@ -159,15 +167,14 @@ def _difference(before: tuple[int, int, int] | None, now: tuple[int, int, int] |
 
 def little_endian(dtype: str) -> np.dtype:
     """The little-endian form of a type, as in files."""
+    import numpy as np
+
     return np.dtype(dtype).newbyteorder("<")
 
 
 def dtype_for(vocab_size: int) -> str:
     """The narrowest unsigned type that holds every token of a vocabulary."""
-    for dtype in ("uint8", "uint16"):
-        if vocab_size <= 2 ** (8 * np.dtype(dtype).itemsize):
-            return dtype
-    return "uint32"
+    return next((f"uint{bits}" for bits in (8, 16) if vocab_size <= 2**bits), "uint32")
 
 
 def count(shards: Sequence[Shard]) -> int:

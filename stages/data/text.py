@@ -14,11 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from stages.config.run_config import DataConfig
 from stages.data.shards import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SPLITS = ("train", "validation")
 BLOCK = 1 << 20
@@ -176,10 +178,14 @@ def _name_hash(name: str) -> bytes:
 
 def byte_counts(text: bytes) -> np.ndarray:
     """Number of occurrences of each byte value, `(256,)`."""
+    import numpy as np
+
     return np.bincount(np.frombuffer(text, dtype=np.uint8), minlength=256)
 
 
 def entropy(counts: np.ndarray) -> float:
     """Entropy in bits of the distribution given by counts; 0 if there are none."""
+    import numpy as np
+
     share = counts[counts > 0] / max(1, counts.sum())
     return float(-(share * np.log2(share)).sum())

@@ -21,8 +21,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from stages.config.run_config import DataConfig
 from stages.data.checksummed_json import (
     CHECKSUM_KEY,
@@ -182,6 +180,8 @@ def _create(folder: Path, files: Sequence[TextFile], *, share: float) -> None:
 
 def _write(folder: Path, files: Sequence[TextFile], *, share: float) -> dict[str, Any]:
     """Write both splits and read them back; returns the manifest."""
+    import numpy as np
+
     digests = {split: hashlib.sha256() for split in SPLITS}
     opened = {split: (folder / f"{split}.bin").open("wb") for split in SPLITS}
     try:
