@@ -12,6 +12,7 @@ from asyncpp_cli.planner.step_time import (
 from stages.config.run_config import RunConfig
 from stages.config.segments import (
     has_tied_shards,
+    schedule_facts,
 )
 from stages.shape.partition import (
     StageCut,
@@ -44,6 +45,9 @@ class CostModel(Protocol):
 
     def reduction(self, config: RunConfig, parameters: int) -> float:
         """Reduce-scatter of a stage's gradients and all-gather of its weights, over the data ranks."""
+
+    def beside_reduction(self, config: RunConfig, parameters: int) -> float:
+        """That what is computed beside a reduction takes longer."""
 
     def message(self, config: RunConfig) -> float:
         """A message from one stage to the next."""
@@ -111,13 +115,18 @@ def _times_of(config: RunConfig, cut: StageCut, parts: ModelTimes, costs: CostMo
     recomputed = sum(recomputing(config, block) for block in blocks)
     parameters = stage_parameters(config.model, cut)
     owned = owned_members(parameters, data_ranks=config.parallel.data)
+    count, facts = sum(parameter.size for parameter in parameters), schedule_facts(config)
+    update = costs.update(config, owned[0])
+    if facts.updates_together and not facts.synchronous and not config.parallel.shard_gradients:
+        # What hides a reduction takes longer for it; that is counted here, once in a step.
+        update += costs.beside_reduction(config, count)
     return (
         sum(part.forward for part in contents),
         sum(part.backward for part in contents) + recomputed,
         sum(part.input_half for part in contents) + recomputed,
         sum(part.weight_half for part in contents),
-        costs.update(config, owned[0]),
-        costs.reduction(config, sum(parameter.size for parameter in parameters)),
+        update,
+        costs.reduction(config, count),
         *_shard_times(config, cut, parts.head),
     )
 

@@ -106,6 +106,10 @@ class Measured:
         """0: not measured."""
         return 0.0
 
+    def beside_reduction(self, config: RunConfig, parameters: int) -> float:
+        """0: not measured."""
+        return 0.0
+
     def message(self, config: RunConfig) -> float:
         """`message_seconds` of the file."""
         return float(self.content["message_seconds"])

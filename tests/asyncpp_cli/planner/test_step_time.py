@@ -189,6 +189,25 @@ def test_a_reduction_is_hidden_where_the_schedule_has_room_for_it(name: str, exp
     assert with_it == pytest.approx(simulated(name, hidden, microbatches=16)[0], rel=0.03)
 
 
+def test_what_hides_a_reduction_takes_longer_as_beside_fsdp() -> None:
+    base, costs = base_of("7b", []).config, Roofline(find_device("h100", key=""))
+    sizes = {"stages": 4, "data": 8, "microbatches": 8, "size": 1, "recompute": "none"}
+    waiting, hiding = (layout(base, name, **sizes) for name in ("1f1b", "2bw"))
+    cuts = cut_of(hiding)
+    added = [
+        late - at_once
+        for late, at_once in zip(
+            stage_times(hiding, cuts, costs).update, stage_times(waiting, cuts, costs).update, strict=True
+        )
+    ]
+    reduction = stage_times(hiding, cuts, costs).reduction
+    # A fifth of its time, and the memory traffic of its bytes: a ninth of them as fast as the network.
+    within = 50 / (450 * 0.8)
+    assert added == pytest.approx([(0.2 + 0.6 * within) * seconds for seconds in reduction])
+    hiding.parallel.shard_gradients = True
+    assert stage_times(hiding, cuts, costs).update == stage_times(waiting, cuts, costs).update
+
+
 def test_more_updates_per_step_take_more_time() -> None:
     given = times(stages=4, uneven=False, message=0.0, update=0.5)
     often, once = (
