@@ -172,7 +172,7 @@ def test_an_experiment_that_names_no_gpu_is_planned_without_times(printed: dict[
     assert not [word for word in ("h100", "tokens/s", "e-0") if word in shown]
     rows = [line for line in shown.split("\n\n")[0].splitlines() if line.startswith("2bw")]
     # Layouts that are as fast and differ in micro-batches alone are listed once.
-    assert f"the best {len(rows)} layouts" in " ".join(shown.split())
+    assert f"the best {len(rows)} pipelines" in " ".join(shown.split())
 
 
 def sweep(folder: Path) -> Experiment:

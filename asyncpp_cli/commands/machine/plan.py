@@ -166,13 +166,14 @@ def plan(
     from asyncpp_cli.planner.layouts import CONSIDERED
     from asyncpp_cli.planner.ranking import ranked
     from asyncpp_cli.runs.experiment_folder import run_is_named
+    from stages.config.keys import unknown
     from stages.data.documents import computed_share
 
     if as_template is not None and (as_json or as_map):
         raise UserError(f"--as-template: leave out {'--json' if as_json else '--map'}")
     for name in schedule or ():
         if name not in schedules.NAMES:
-            raise UserError(f"--schedule {name}: unknown; accepted: {', '.join(schedules.NAMES)}")
+            raise UserError(f"--schedule: {unknown(name, schedules.NAMES)}")
     if as_balance and run_is_named(what):
         if changes:
             raise UserError(f"--balance of a run takes no {changes[0]}: it was trained with its own settings")
@@ -316,7 +317,11 @@ def _template(
     lines = {"base": name}
     if base.is_model:
         steps = round(base.token_budget / tokens)
-        lines = {"model": name, "train.steps": f"{steps}  # 20 tokens per active parameter"}
+        lines = {
+            "model": name,
+            "train.steps": f"{steps}  # 20 tokens per active parameter",
+            "optimizer": base.config.optimizer.name,
+        }
     given = (change.partition("=") for change in changes)
     lines |= {canonical(key): text for key, _, text in given}
     lines |= {canonical(key): json.dumps(value) for key, value in settings.items()}
@@ -616,7 +621,7 @@ def _decision(
         return f"{lost}. Use {synchronous.place}: no layout with a delay is faster."
     return (
         f"{lost}; the best synchronous choice is {synchronous.place}. {delayed.place} pays if its delay of "
-        f"{delayed.delay} costs fewer than {more:.1%} more steps; only training tells (asyncpp verdict)."
+        f"{delayed.delay} costs fewer than {more:.1%} more steps; only training tells (asyncpp sweep verdict)."
     )
 
 
