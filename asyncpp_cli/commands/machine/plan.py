@@ -621,7 +621,7 @@ def _decision(
         return f"{lost}. Use {synchronous.place}: no layout with a delay is faster."
     return (
         f"{lost}; the best synchronous choice is {synchronous.place}. {delayed.place} pays if its delay of "
-        f"{delayed.delay} costs fewer than {more:.1%} more steps; only training tells (asyncpp sweep verdict)."
+        f"{delayed.delay} costs fewer than {more:.1%} more steps; training tells (asyncpp sweep verdict)."
     )
 
 
