@@ -510,10 +510,7 @@ def test_schedules_can_be_chosen() -> None:
         (["360m", "--gpus", "0"], "--gpus: accepted: 1 or more"),
         (["360m", "--gpus", "2", "--memory", "-1"], "--memory -1"),
         (["360m", "--gpus", "2", "--device", "abacus"], "--device: 'abacus' is not known; accepted: h100"),
-        (
-            ["360m", "--gpus", "2", "--schedule", "3f3b"],
-            "--schedule: '3f3b' is not known; did you mean 1f1b? accepted: gpipe",
-        ),
+        (["360m", "--gpus", "2", "--schedule", "2bww"], "--schedule: '2bww' is not known; did you mean 2bw?"),
         (["360m", "--gpus", "64", "--tokens-per-step", "1000"], "no layout of 64 GPUs"),
         (
             ["360m", "model.tied=true", "--gpus", "2", "--schedule", "paci"],
