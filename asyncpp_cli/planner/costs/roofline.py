@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from asyncpp_cli.planner.costs.devices import Device
-from asyncpp_cli.planner.costs.links import Exchange, Links
+from asyncpp_cli.planner.costs.links import COPIED, HELD, LINK_SHARE
 from optimizers import check_options, method_named
 from optimizers.state_size import state_values
 from stages.config.run_config import RunConfig, optimizer_options
@@ -140,16 +140,16 @@ class Roofline:
 
     def reduction(self, config: RunConfig, parameters: int) -> float:
         """Reduce-scatter of a stage's gradients and all-gather of its new weights over the data ranks."""
-        return self._exchanged(config, parameters).seconds
+        return self._reduced_bytes(config, parameters) / (self.device.network_gbs * _GIGA)
 
     def beside_reduction(self, config: RunConfig, parameters: int) -> float:
         """Seconds that what is computed beside that takes longer, as beside exchanges of FSDP."""
-        return self._exchanged(config, parameters).lost
+        copied = self._reduced_bytes(config, parameters) / (self.device.link_gbs * _GIGA * LINK_SHARE)
+        return HELD * self.reduction(config, parameters) + COPIED * copied
 
-    def _exchanged(self, config: RunConfig, parameters: int) -> Exchange:
-        # Processes of the data ranks of a stage are neighbours, in as few nodes as there can be.
-        ranks, size, links = config.parallel.data, sizes(config), Links.of(self.device)
-        return links.ring(parameters * size.master, ranks) + links.ring(parameters * size.replica, ranks)
+    def _reduced_bytes(self, config: RunConfig, parameters: int) -> float:
+        ranks, size = config.parallel.data, sizes(config)
+        return parameters * (size.master + size.replica) * (ranks - 1) / ranks
 
     def message(self, config: RunConfig) -> float:
         """Sending one stage's activations or gradients to the next."""
