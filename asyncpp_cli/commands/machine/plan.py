@@ -615,7 +615,9 @@ def _decision(
     """What to use, in a sentence or two."""
     kind = sharded.name.partition(",")[0].upper()
     lost = f"Here {kind} loses {sharded.lost:.1%} of its step to exchanges"
-    delayed = next((each for each in pipelines if each.delay and not each.exceeds(order.limit_gb)), None)
+    # The least delay that is shown: what that costs is known best.
+    late = [each for each in pipelines if each.delay and not each.exceeds(order.limit_gb)]
+    delayed = min(late, key=lambda each: each.delay, default=None)
     more = 0.0 if delayed is None else synchronous.step.seconds / delayed.step.seconds - 1
     if delayed is None or more <= 0:
         return f"{lost}. Use {synchronous.place}: no layout with a delay is faster."

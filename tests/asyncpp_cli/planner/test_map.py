@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from itertools import product
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from support.command_line import asyncpp, succeeded
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
-from asyncpp_cli.planner.decision import KINDS, Best, best_layouts, decision_map
+from asyncpp_cli.planner.decision import KINDS, Best, best_layouts, decision_map, faster, sharded_best
 from asyncpp_cli.planner.layouts import CONSIDERED
 from asyncpp_cli.planner.ranking import ranked
 from asyncpp_cli.planner.stage_times import layout_cuts, stage_times
@@ -80,6 +81,27 @@ def test_the_ratio_is_that_of_the_simulator(chance: random.Random) -> None:
             # What the planner does not play is within 3 % of the simulator (test_step_time.py).
             assert point.ratio(kind) == pytest.approx(ratio, rel=0.03), (synchronous.layout, delayed.layout)
             assert all(0 <= share < 1 for best in (synchronous, delayed) for share in best.losses.values())
+
+
+@pytest.mark.slow
+def test_the_readme_says_what_is_planned() -> None:
+    text = " ".join((Path(__file__).parents[3] / "README.md").read_text().split())
+    found = re.search(
+        r"for (\w+) with Muon on (\d+) H100s and ([\d,]+) tokens per step `asyncpp plan` estimates that a delay of "
+        r"one step may cost up to (\d+) % more steps than FSDP takes",
+        text,
+    )
+    assert found is not None
+    model, gpus, tokens, share = found.groups()
+    base = base_of(model, ["optimizer=muon"]).config
+    settings = {"gpus": int(gpus), "tokens_per_step": int(tokens.replace(",", "")), "costs": COSTS}
+    limit = COSTS.device.usable_gb
+    best = best_layouts(base, **settings, names=CONSIDERED, limit_gb=limit)
+    sharded = sharded_best(base, **settings, limit_gb=limit)
+    assert faster(best["synchronous"], sharded) == sharded
+    assert sharded is not None
+    assert best["delay 1"] is not None
+    assert round(100 * (sharded.seconds / best["delay 1"].seconds - 1)) == int(share)
 
 
 @pytest.mark.slow
