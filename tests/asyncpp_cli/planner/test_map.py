@@ -87,8 +87,8 @@ def test_the_ratio_is_that_of_the_simulator(chance: random.Random) -> None:
 def test_the_readme_says_what_is_planned() -> None:
     text = " ".join((Path(__file__).parents[3] / "README.md").read_text().split())
     found = re.search(
-        r"for (\w+) with Muon on (\d+) H100s and ([\d,]+) tokens per step `asyncpp plan` estimates that a delay of "
-        r"one step may cost up to (\d+) % more steps than FSDP takes",
+        r"for (\w+) with Muon on (\d+) H100s and ([\d,]+) tokens per step `asyncpp plan` estimates that a "
+        r"delay of one step may cost up to (\d+) % more steps than FSDP takes",
         text,
     )
     assert found is not None
