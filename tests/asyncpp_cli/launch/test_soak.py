@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import random
 import shutil
@@ -277,8 +278,19 @@ HARMS = {
 }
 
 
+@pytest.fixture
+def own_forkserver() -> Iterator[None]:
+    """A server that is started here, and ended: one that other tests share has the environment, and so the
+    clock, of whichever began it."""
+    server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+    server._stop()
+    yield
+    server._stop()
+
+
 @pytest.mark.timeout(300 + 50 * KILLS)
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_forkserver")
 def test_nothing_is_lost_in_kills_at_random_times(
     tmp_path: Path, chance: random.Random, monkeypatch: pytest.MonkeyPatch, set_clock: SetClock
 ) -> None:
