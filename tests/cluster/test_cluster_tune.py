@@ -60,7 +60,7 @@ def test_tuned_with_a_preemption(slurm_conf: Path, tmp_path: Path) -> None:
         assert [row["step"] for row in rows_of(run, "step")] == [*range(1, (STEPS if best else FIRST) + 1)]
     # The best is the run that trains alone, to the same weights.
     best_run = experiment.run(arm["runs"][0])
-    succeeded("sweep", folder / "template.yaml", "--out", tmp_path / "alone")
+    succeeded("sweep", folder / "resolved.yaml", "--out", tmp_path / "alone")
     undisturbed = open_experiment(tmp_path / "alone").run(best_run.id)
     succeeded("train", undisturbed.folder, "--replay")
     assert rows_of(best_run, "end") == rows_of(undisturbed, "end")
