@@ -54,9 +54,13 @@ def test_the_quickstart_over_two_nodes_a_run_gives_the_weights_of_this_machine(
         job = Attempt(run, 1).job
         assert job is not None
         assert job.nodes in ("n[1-2]", "n[3-4]", "n[1,3]", "n[2,4]", "n[2-3]", "n[1,4]")
-    # The jobs have left the queue: this is the accounting's word.
-    accounted = {(run["job_state"], run["job_id"].partition("_")[2]) for run in status_of(there.folder)}
-    assert accounted == {("COMPLETED", str(index)) for index in range(3)}
+
+    def accounted() -> set[tuple[str, str]]:
+        return {(run["job_state"], run["job_id"].partition("_")[2]) for run in status_of(there.folder)}
+
+    # The jobs have left the queue: this is the accounting's word, which comes later.
+    completed = {("COMPLETED", str(index)) for index in range(3)}
+    wait_for(lambda: accounted() == completed, seconds=60, why=accounted)
     assert not [file for file in tmp_path.rglob("x") if file.name == "x"]
     assert not Path("x").exists()
 
