@@ -15,9 +15,7 @@ from asyncpp_cli.planner.representative import (
     without_shards,
 )
 from asyncpp_cli.planner.stage_times import CostModel, least_work, recomputing, shard_share
-from asyncpp_cli.planner.step_time import (
-    StageTimes,
-)
+from asyncpp_cli.planner.step_time import StageTimes
 from schedules.catalogue import least_lead
 from schedules.head_shards import FURTHER_AHEAD
 from stages.config.run_config import RunConfig

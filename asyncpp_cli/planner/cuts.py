@@ -23,14 +23,10 @@ from asyncpp_cli.planner.stage_times import (
     stage_times,
     whole_time,
 )
-from asyncpp_cli.planner.step_time import (
-    StageTimes,
-)
+from asyncpp_cli.planner.step_time import StageTimes
 from asyncpp_cli.runs.settings import copy_of
 from stages.config.run_config import RunConfig
-from stages.config.segments import (
-    schedule_facts,
-)
+from stages.config.segments import schedule_facts
 from stages.shape.partition import (
     RankWork,
     cut_model,

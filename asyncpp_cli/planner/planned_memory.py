@@ -27,9 +27,7 @@ from schedules import Op
 from schedules.messages import Kind, channels_between_ranks
 from stages.comm.reduction_rounds import ROUND_BYTES, UNDER_WAY
 from stages.config.run_config import RunConfig
-from stages.config.segments import (
-    has_tied_shards,
-)
+from stages.config.segments import has_tied_shards
 from stages.memory.estimate import (
     lasting_bytes,
     message_bytes,

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes
-from asyncpp_cli.planner.step_time import (
-    StageTimes,
-)
+from asyncpp_cli.planner.step_time import StageTimes
 from stages.config.run_config import RunConfig
 from stages.config.segments import (
     has_tied_shards,
