@@ -128,7 +128,9 @@ def _tables(report: Report) -> str:
 
 
 def _chart(name: str, chart: Chart) -> str:
-    return f'<p>{escaped(chart.about)}</p><div class="chart" id="{escaped(name)}-chart"></div>'
+    # The height of one with rows follows from their number (page.js).
+    tall = " tall" * (chart.kind == "lines")
+    return f'<p>{escaped(chart.about)}</p><div class="chart{tall}" id="{escaped(name)}-chart"></div>'
 
 
 def _tunings(report: Report, tuned: Mapping[str, Chart]) -> str:
