@@ -65,7 +65,8 @@ def expand(template: Template, *, pinned: bool = True, confirmed: Confirmed = NO
 
     Raises:
         UserError: a key or value is not accepted, a setting is missing, two cells are the same run, no cell
-            is left, or the template names code that is not confirmed.
+            is left, or the template names code that is not confirmed. If it is data that cannot be read, what
+            `check_cells` finds is named with it.
     """
     configs: list[RunConfig] = []
     made = list(_configs(template))
@@ -73,6 +74,7 @@ def expand(template: Template, *, pinned: bool = True, confirmed: Confirmed = NO
     checksums: dict[tuple[Any, ...], str] = {}
     code: dict[tuple[Any, ...], dict[str, str]] = {}
     needed: dict[tuple[Any, ...], int] = {}
+    missing_data: _MissingDataError | None = None
     for config, settings in made:
         if missing := unset_keys(config):
             section = missing[0].partition(".")[0]
@@ -83,7 +85,10 @@ def expand(template: Template, *, pinned: bool = True, confirmed: Confirmed = NO
             names = f"; accepted: {', '.join(accepted)}" if accepted else ""
             raise UserError(f"{template.source}: {key.removesuffix('.name')} is not set{names}")
         if pinned:
-            _pin_data(config, template, checksums)
+            try:
+                _pin_data(config, template, checksums)
+            except _MissingDataError as error:
+                missing_data = error
             _pin_code(config, template, code)
             if "model.vocab_size" not in settings and config.model.init is None:
                 _fit_vocabulary(config, needed)
@@ -110,7 +115,14 @@ def expand(template: Template, *, pinned: bool = True, confirmed: Confirmed = NO
         cells[resolved.cell.id] = resolved
     if not cells:
         raise UserError(f"{template.source}: the matrix has no cell left (exclude removes all of them)")
+    if missing_data is not None:
+        check_cells(template, list(cells.values()))
+        raise missing_data
     return list(cells.values())
+
+
+class _MissingDataError(UserError):
+    """Data that cannot be read: what else is wrong is named with it."""
 
 
 def _cell(config: RunConfig, axes: Sequence[str]) -> Cell:
@@ -255,7 +267,7 @@ def _pin_data(config: RunConfig, template: Template, checksums: dict[tuple[Any, 
         if key not in checksums:
             checksums[key] = find_corpus(data).sha256
     except DataError as error:
-        raise UserError(f"{template.source}: {error.key}: {error}") from error
+        raise _MissingDataError(f"{template.source}: {error.key}: {error}") from error
     if data.sha256 not in (None, checksums[key]):
         raise UserError(
             f"{template.source}: data.sha256: {where_of(data)} holds other data ({checksums[key]})"

@@ -314,8 +314,9 @@ def test_all_mistakes_of_a_file_are_named_at_once(tmp_path: Path) -> None:
 
 def test_what_does_not_go_together_is_named_at_once(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("{base: quickstart, model.heads: 3, optimizer.decay_share: 0.1}")
-    said = refusal("sweep", file, "--list", remarks=1)
+    file.write_text("{base: quickstart, data.path: nowhere, model.heads: 3, optimizer.decay_share: 0.1}")
+    said = refusal("sweep", file, "--list", remarks=2)
+    assert "nowhere does not exist" in said
     assert "model.heads: is 3, must divide model.width" in said
     assert "optimizer.decay_share: is of wsd" in said
 
