@@ -90,6 +90,7 @@ def test_its_experiments_train_and_are_profiled(
     assert len(profiles) == 4  # two ranks of 1f1b and of 2bw
 
 
+@pytest.mark.slow
 def test_what_a_host_waits_for_is_measured_on_a_cpu_too(first_hour, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     [step] = [step for step in first_hour.STEPS if step.command == ("benchmarks/gpu_facts.py",)]
     on_cpu = (*step.command, "--device", "cpu", "--seconds", "0.05", "--json")

@@ -189,6 +189,7 @@ def test_a_damaged_checkpoint_a_running_run_and_a_used_folder_are_refused(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_run_is_passed_over_or_refused(trained: Path, tmp_path: Path) -> None:
     """Two runs that differ in their seed: nothing but the name tells their checkpoints apart."""
     settings = ["matrix.schedule=[2bw]", "train.steps=6", "train.checkpoint_interval=2"]

@@ -113,6 +113,7 @@ def test_several_processes_plan_the_same_map() -> None:
     assert alone == shared
 
 
+@pytest.mark.slow
 def test_the_command_prints_draws_and_writes(tmp_path: Path) -> None:
     command = (
         "plan",

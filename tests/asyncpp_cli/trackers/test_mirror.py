@@ -102,6 +102,7 @@ def test_a_curve_stands_at_updates_where_a_step_has_several(tmp_path: Path) -> N
     assert curve(read, "val/loss")[0] == (4, 4.0)
 
 
+@pytest.mark.slow
 def test_following_goes_on_until_it_is_interrupted(tmp_path: Path) -> None:
     whole = metrics()
     run = experiment(tmp_path / "e", whole[:1])

@@ -299,6 +299,7 @@ def test_memory_may_differ_by_a_segment_or_a_twentieth(
     assert compared.is_as_planned is as_planned
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
     settings = ["model=nano", "parallel.stages=2", "optimizer.lr=1e-3", "train.precision=bfloat16"]
     settings += ["optimizer=adamw", "schedule.microbatches=2", "train.steps=8", "model.layers=4"]
