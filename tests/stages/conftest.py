@@ -2,7 +2,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.small_runs import TEXT
+from support.small_runs import TEXT, TEXT_FILE
 
 
 @pytest.fixture(scope="session")
@@ -13,16 +13,10 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def text(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of text to train on."""
-    monkeypatch.setenv("ASYNCPP_CACHE", str(text_folder / "cache"))
-    return text_folder / "text.txt"
-
-
-@pytest.fixture(scope="module")
-def shared_text(text_folder: Path) -> Iterator[Path]:
-    """The same for fixtures of a module."""
+@pytest.fixture(scope="module", autouse=True)
+def _text(text_folder: Path) -> Iterator[None]:
+    """The text that `small_config` trains on."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ASYNCPP_CACHE", str(text_folder / "cache"))
-        yield text_folder / "text.txt"
+        patch.setenv(TEXT_FILE, str(text_folder / "text.txt"))
+        yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from stages.trainer import replay
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_run_asks_torch_for_it_and_computes_the_same(
-    precision: str, text: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     ends: list[str] = []
@@ -29,7 +28,7 @@ def test_a_run_asks_torch_for_it_and_computes_the_same(
                 modes.append((len(ends), torch.are_deterministic_algorithms_enabled()))
 
     for wanted in (False, True):
-        config = small_config("2bw", text=text, precision=precision, recompute="full", optimizer="muon")
+        config = small_config("2bw", precision=precision, recompute="full", optimizer="muon")
         config.train.deterministic = wanted
         rows = Watching()
         replay(config, recorder=rows)

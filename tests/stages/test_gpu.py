@@ -6,7 +6,6 @@ Without one these tests are skipped; what they rest on is tested beside them wit
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,19 +36,19 @@ def end_of(rows: Rows) -> Any:
     return rows.of_kind("end")[0]["weights_sha256"]
 
 
-def test_a_gpu_agrees_with_a_cpu(text: Path) -> None:
+def test_a_gpu_agrees_with_a_cpu() -> None:
     losses = []
     for device in ("cpu", "cuda"):
-        config = small_config("2bw", text=text, precision="float64", coefficient=1.0)
+        config = small_config("2bw", precision="float64", coefficient=1.0)
         config.site.device = device
         losses.append([row["train_loss"] for row in replayed(config).of_kind("step")])
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
 
 
 @pytest.mark.skipif(missing_for_compile(device="cuda") is not None, reason="nothing compiles here")
-def test_one_rank_computes_compiled_and_recomputed_blocks_in_bf16(text: Path) -> None:
+def test_one_rank_computes_compiled_and_recomputed_blocks_in_bf16() -> None:
     config = small_config(
-        "1f1b", text=text, stages=1, precision="bfloat16", recompute="full", compile=True, steps=8, lr=1e-2
+        "1f1b", stages=1, precision="bfloat16", recompute="full", compile=True, steps=8, lr=1e-2
     )
     rows = replayed(config)
     losses = [row["train_loss"] for row in rows.of_kind("step")]
@@ -94,11 +93,11 @@ def train_on_the_gpu(process: Process, config: RunConfig) -> list[dict[str, Any]
     return rows.rows
 
 
-def test_ranks_on_gpus_are_their_replay_and_are_measured(text: Path) -> None:
+def test_ranks_on_gpus_are_their_replay_and_are_measured() -> None:
     configs = [
-        small_config("2bw", text=text, microbatches=4, precision="bfloat16", recompute="full"),
-        small_config("paci", text=text, microbatches=4, clip="stage"),
-        small_config("2bw", text=text, stages=1, data=2),
+        small_config("2bw", microbatches=4, precision="bfloat16", recompute="full"),
+        small_config("paci", microbatches=4, clip="stage"),
+        small_config("2bw", stages=1, data=2),
     ]
     by_rank = in_processes(train_on_the_gpu, configs, size=2)
     for config, *of_ranks in zip(configs, *by_rank, strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 from support.small_runs import small_config
@@ -30,8 +29,8 @@ def refused(config: RunConfig) -> ConfigError:
 @pytest.mark.parametrize(
     "value", [10**9 + 1, 2**62, 10**30, -(10**400)], ids=["1e9", "2^62", "1e30", "-1e400"]
 )
-def test_a_count_that_no_run_has_is_refused_at_once(key: str, value: int, text: Path) -> None:
-    config = small_config(text=text)
+def test_a_count_that_no_run_has_is_refused_at_once(key: str, value: int) -> None:
+    config = small_config()
     section, _, name = key.rpartition(".")
     owner = get(config, section) if section else config
     setattr(owner, name, value)
@@ -44,15 +43,15 @@ def test_a_count_that_no_run_has_is_refused_at_once(key: str, value: int, text: 
 
 @pytest.mark.parametrize("key", BROKEN)
 @pytest.mark.parametrize("value", [1e300, 1e308, -1e308])
-def test_a_number_that_float32_or_a_clock_cannot_hold_is_refused(key: str, value: float, text: Path) -> None:
-    config = small_config(text=text)
+def test_a_number_that_float32_or_a_clock_cannot_hold_is_refused(key: str, value: float) -> None:
+    config = small_config()
     assign(config, {key: value})
     assert refused(config).key == key
 
 
 @pytest.mark.parametrize("key", ["optimizer.eps", "correction.strength", "site.memory_gb"])
-def test_a_number_beyond_float32_is_refused_for_a_key_without_default(key: str, text: Path) -> None:
-    config = small_config(text=text)
+def test_a_number_beyond_float32_is_refused_for_a_key_without_default(key: str) -> None:
+    config = small_config()
     assign(config, {key: 1e308})
     assert refused(config).key == key
 
@@ -68,16 +67,14 @@ def test_a_number_beyond_float32_is_refused_for_a_key_without_default(key: str, 
         ({"model.norm_eps": -1.0}, "model.norm_eps"),
     ],
 )
-def test_sizes_too_large_in_combination_are_refused(
-    change: dict[str, float | str], key: str, text: Path
-) -> None:
-    config = small_config(text=text)
+def test_sizes_too_large_in_combination_are_refused(change: dict[str, float | str], key: str) -> None:
+    config = small_config()
     assign(config, change)
     assert refused(config).key == key
 
 
-def test_large_settings_within_the_bounds_are_accepted(text: Path) -> None:
-    config = small_config(text=text, layers=1000, microbatches=512, stages=64)
+def test_large_settings_within_the_bounds_are_accepted() -> None:
+    config = small_config(layers=1000, microbatches=512, stages=64)
     check(replace(config, seed=2**63 - 1))
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,10 +60,8 @@ from stages.validation import ConfigError, check
         ({"optimizer.warmup": 1.5}, "optimizer.warmup", "must be at most 1"),
     ],
 )
-def test_invalid_settings_are_refused_by_key(
-    changed: dict[str, Any], key: str, says: str, text: Path
-) -> None:
-    config = OmegaConf.structured(small_config(text=text))
+def test_invalid_settings_are_refused_by_key(changed: dict[str, Any], key: str, says: str) -> None:
+    config = OmegaConf.structured(small_config())
     check(OmegaConf.to_object(config))
     for name, value in changed.items():
         OmegaConf.update(config, name, value)
@@ -76,10 +73,8 @@ def test_invalid_settings_are_refused_by_key(
 @pytest.mark.parametrize(
     ("steps", "eval_interval"), [(10, 3), (9, 3), (2, 5), (10**7, 10**7), (10**6, 7 * 10**5)]
 )
-def test_segments_cover_the_run_and_end_at_every_evaluation(
-    steps: int, eval_interval: int, text: Path
-) -> None:
-    lengths = segment_lengths(small_config(text=text, steps=steps, eval_interval=eval_interval))
+def test_segments_cover_the_run_and_end_at_every_evaluation(steps: int, eval_interval: int) -> None:
+    lengths = segment_lengths(small_config(steps=steps, eval_interval=eval_interval))
     ends = [first + count for first, count in lengths]
     assert [first for first, _ in lengths] == [0, *ends[:-1]]
     assert ends[-1] == steps

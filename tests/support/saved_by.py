@@ -27,7 +27,7 @@ FOLDER = Path(__file__).with_suffix("")
 STEP = 2
 
 
-def run_that_saves(text: Path) -> RunConfig:
+def run_that_saves(text: Path | None = None) -> RunConfig:
     """A run that saves at `STEP`, in the middle."""
     config = saving(small_config("2bw", text=text, optimizer="muon", coefficient=1.0, layers=2), keep=2)
     return replace(config, model=replace(config.model, width=8, heads=2, kv_heads=1, mlp_width=8))

@@ -38,12 +38,14 @@ from stages.weights.weight_versions import WeightVersions
 _WORDS = "a pipeline of stages that never waits takes steps with old gradients and its loss goes down ."
 TEXT = " ".join(random.Random(0).choices(_WORDS.split(), k=4000))
 """Fixed: tests of bfloat16 have margins, which must not move with an edit of some file."""
+TEXT_FILE = "ASYNCPP_TEST_TEXT"
+"""Environment variable: the file that holds it, where a fixture of `tests/stages` has written it."""
 
 
 def small_config(
     schedule: str = "1f1b",
     *,
-    text: Path,
+    text: Path | None = None,
     stages: int = 2,
     cut: list[float] | None = None,
     data: int = 1,
@@ -70,6 +72,7 @@ def small_config(
     tied: bool = False,
     ema_decay: float | None = None,
 ) -> RunConfig:
+    """A run of a tiny model, on the text of the tests of `stages` where no other is given."""
     return RunConfig(
         schedule=ScheduleConfig(
             name=schedule,
@@ -83,7 +86,7 @@ def small_config(
         optimizer=OptimizerConfig(name=optimizer, lr=lr),
         error_feedback=ErrorFeedbackConfig(coefficient=coefficient, form=form),
         model=ModelConfig(name="tiny", layers=layers, width=16, heads=4, kv_heads=2, mlp_width=24, tied=tied),
-        data=DataConfig(path=str(text), context=12),
+        data=DataConfig(path=os.environ[TEXT_FILE] if text is None else str(text), context=12),
         parallel=ParallelConfig(stages=stages, cut=cut, data=data, shard_head=shard_head),
         train=TrainConfig(
             steps=steps,

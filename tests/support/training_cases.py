@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from support.small_runs import Rows, in_processes, small_config, with_experts
@@ -48,19 +47,17 @@ OPTIMIZERS: dict[str, tuple[str, float]] = {
 """Optimizer and error-feedback coefficient for each schedule."""
 
 
-def cases(text: Path, *, stages: int, experts_at: int, one_each: bool = False) -> list[RunConfig]:
+def cases(*, stages: int, experts_at: int, one_each: bool = False) -> list[RunConfig]:
     """Every valid combination of schedule, optimizer and error feedback, and a second model family; some with
     selective recomputation, and two with stages that begin and end within a block.
 
     Args:
-        text: trained on.
         stages: of the pipeline.
         experts_at: 0 or 1: the even or the odd ones have a mixture of experts.
         one_each: every schedule once, with the optimizer and coefficient of `OPTIMIZERS`.
     """
     qwen3 = small_config(
         "2bw",
-        text=text,
         stages=stages,
         cut=within_blocks(layers=4, stages=stages),
         microbatches=2 * stages,
@@ -70,7 +67,6 @@ def cases(text: Path, *, stages: int, experts_at: int, one_each: bool = False) -
     qwen3.model.family, qwen3.model.head_dim = "qwen3", 6
     whole = small_config(
         "2bw-v",
-        text=text,
         stages=stages,
         cut=within_blocks(layers=2 * stages, stages=2 * stages),
         microbatches=2 * stages,
@@ -81,7 +77,6 @@ def cases(text: Path, *, stages: int, experts_at: int, one_each: bool = False) -
     configs = [qwen3, whole] + [
         small_config(
             schedule,
-            text=text,
             stages=stages,
             microbatches=2 * stages,
             layers=stages * (2 if schedule in TWO_STAGES_A_RANK else options.get("chunks", 1)),

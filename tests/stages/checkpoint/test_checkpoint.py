@@ -37,12 +37,10 @@ def cut_short(file: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(
-    shared_text: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[RunConfig, Path, list[dict[str, Any]]]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path, list[dict[str, Any]]]:
     """A finished run with checkpoints of steps 2 and 4, the last of its steps."""
     folder = tmp_path_factory.mktemp("finished") / "c"
-    config, rows = saving(small_config("2bw", text=shared_text, optimizer="muon", coefficient=1.0)), Rows()
+    config, rows = saving(small_config("2bw", optimizer="muon", coefficient=1.0)), Rows()
     replay(config, recorder=rows, checkpoints=folder)
     return config, folder, measured(rows)
 
@@ -144,14 +142,14 @@ def test_a_checkpoint_of_another_run_is_refused(
 
 
 @pytest.mark.slow
-def test_the_newest_are_kept_and_leftovers_removed(text: Path, tmp_path: Path) -> None:
+def test_the_newest_are_kept_and_leftovers_removed(tmp_path: Path) -> None:
     folder = tmp_path / "c"
     leftover = files.unfinished_folder(folder, 1)
     leftover.mkdir(parents=True)
     (leftover / "rank-0.safetensors").write_bytes(b"half of one")
-    replay(saving(small_config(text=text, steps=7), interval=2, keep=3), recorder=Rows(), checkpoints=folder)
+    replay(saving(small_config(steps=7), interval=2, keep=3), recorder=Rows(), checkpoints=folder)
     assert {entry.name for entry in folder.iterdir()} == {"step-4", "step-6", "step-7"}
-    replay(saving(small_config(text=text, steps=7), interval=0), recorder=Rows(), checkpoints=tmp_path / "d")
+    replay(saving(small_config(steps=7), interval=0), recorder=Rows(), checkpoints=tmp_path / "d")
     assert {entry.name for entry in (tmp_path / "d").iterdir()} == {"step-7"}
 
 
@@ -187,10 +185,8 @@ FULL = r"step 4 could not be written .*File too large.* valid one is of step 2"
 
 @pytest.mark.parametrize("size", [0, 3000, 100_000])
 @pytest.mark.slow
-def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(
-    size: int, text: Path, tmp_path: Path
-) -> None:
-    config, whole, rows = saving(small_config("2bw", text=text)), Rows(), Rows()
+def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(size: int, tmp_path: Path) -> None:
+    config, whole, rows = saving(small_config("2bw")), Rows(), Rows()
     replay(config, recorder=whole)
     folder = tmp_path / "c"
     with largest_file(resource.RLIM_INFINITY), pytest.raises(CheckpointError, match=FULL):
@@ -210,8 +206,8 @@ def fill_the_disk(process: Process, given: tuple[RunConfig, Path]) -> tuple[str,
 
 
 @pytest.mark.slow
-def test_a_full_disk_of_one_rank_ends_all_before_the_next_drain(text: Path, tmp_path: Path) -> None:
-    config = saving(small_config("2bw", text=text, steps=40, eval_interval=4), interval=2)
+def test_a_full_disk_of_one_rank_ends_all_before_the_next_drain(tmp_path: Path) -> None:
+    config = saving(small_config("2bw", steps=40, eval_interval=4), interval=2)
     first = replace(config, train=replace(config.train, steps=2))
     replay(first, recorder=Rows(), checkpoints=tmp_path / "c")
     config = saving(replace(config, train=replace(config.train, eval_interval=40)), interval=4)
@@ -244,8 +240,8 @@ class WritesWhileTraining(Rows):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.slow
-def test_a_checkpoint_is_written_while_training_goes_on(optimizer: str, text: Path, tmp_path: Path) -> None:
-    config = saving(small_config("2bw", text=text, steps=6, optimizer=optimizer, coefficient=1.0))
+def test_a_checkpoint_is_written_while_training_goes_on(optimizer: str, tmp_path: Path) -> None:
+    config = saving(small_config("2bw", steps=6, optimizer=optimizer, coefficient=1.0))
     whole, rows, resumed = Rows(), WritesWhileTraining(after=2), Rows()
     replay(config, recorder=whole)
     replay(config, recorder=rows, checkpoints=tmp_path / "c")
@@ -255,7 +251,7 @@ def test_a_checkpoint_is_written_while_training_goes_on(optimizer: str, text: Pa
     check_resumed(measured(whole), measured(resumed), step=2)
 
 
-def test_a_folder_that_cannot_be_made_ends_the_run(text: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("a file in the way")
     with pytest.raises((CheckpointError, OSError), match="c"):
-        replay(saving(small_config(text=text)), recorder=Rows(), checkpoints=tmp_path / "c")
+        replay(saving(small_config()), recorder=Rows(), checkpoints=tmp_path / "c")

@@ -59,14 +59,8 @@ class Trained(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=STATES)
-def trained(
-    request: pytest.FixtureRequest, shared_text: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Trained:
-    config = saving(
-        small_config(
-            "2bw", text=shared_text, optimizer=request.param, layers=1, stages=1, **STATES[request.param]
-        )
-    )
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    config = saving(small_config("2bw", optimizer=request.param, layers=1, stages=1, **STATES[request.param]))
     config = replace(config, model=replace(config.model, width=8, heads=2, kv_heads=1, mlp_width=12))
     folder = tmp_path_factory.mktemp(request.param)
     replay(config, recorder=Rows(), checkpoints=folder / "c")

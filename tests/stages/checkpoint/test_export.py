@@ -55,18 +55,10 @@ def exported(saved: SavedWeights, config: RunConfig, folder: Path, **options: ob
 )
 @pytest.mark.slow
 def test_master_weights_are_those_that_are_evaluated(
-    schedule: str,
-    stages: int,
-    data: int,
-    form: str,
-    correction: str,
-    precision: str,
-    text: Path,
-    tmp_path: Path,
+    schedule: str, stages: int, data: int, form: str, correction: str, precision: str, tmp_path: Path
 ) -> None:
     config = small_config(
         schedule,
-        text=text,
         stages=stages,
         data=data,
         microbatches=4,
@@ -87,13 +79,11 @@ def test_master_weights_are_those_that_are_evaluated(
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.slow
-def test_data_ranks_start_from_given_weights_alike(precision: str, text: Path, tmp_path: Path) -> None:
-    config = small_config("2bw", text=text, microbatches=4)
+def test_data_ranks_start_from_given_weights_alike(precision: str, tmp_path: Path) -> None:
+    config = small_config("2bw", microbatches=4)
     result, saved = trained(config, tmp_path / "c")
     exported(saved, config, tmp_path / "out")
-    again = small_config(
-        "2bw", text=text, stages=3, data=2, microbatches=4, precision=precision, lr=1e-30, seed=7
-    )
+    again = small_config("2bw", stages=3, data=2, microbatches=4, precision=precision, lr=1e-30, seed=7)
     again.model = replace(again.model, init=str(tmp_path / "out"))
     again.optimizer.weight_decay = 0.0
     started, _ = trained(again, tmp_path / "again")
@@ -101,8 +91,8 @@ def test_data_ranks_start_from_given_weights_alike(precision: str, text: Path, t
 
 
 @pytest.mark.slow
-def test_working_weights_are_the_newest_replica(text: Path, tmp_path: Path) -> None:
-    config = small_config("2bw", text=text, coefficient=1.0, precision="bfloat16")
+def test_working_weights_are_the_newest_replica(tmp_path: Path) -> None:
+    config = small_config("2bw", coefficient=1.0, precision="bfloat16")
     result, saved = trained(config, tmp_path / "c")
     written = exported(saved, config, tmp_path / "out", weights=Weights.WORKING)
     assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
@@ -133,15 +123,14 @@ def test_transformers_computes_the_same_logits(
     base: float,
     tied: bool,
     parametrization: str,
-    text: Path,
     tmp_path: Path,
 ) -> None:
     from transformers import AutoModelForCausalLM
 
     if tied:
-        config = small_config("2bw-v", text=text, stages=2, microbatches=4, lr=3e-2)
+        config = small_config("2bw-v", stages=2, microbatches=4, lr=3e-2)
     else:
-        config = small_config("2bw", text=text, stages=3, layers=3, lr=3e-2)
+        config = small_config("2bw", stages=3, layers=3, lr=3e-2)
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "tied": tied}
     config.model = replace(config.model, family=family, **sizes, norm_eps=eps, rope_base=base)
     if parametrization == "mup":
@@ -173,8 +162,8 @@ def test_transformers_computes_the_same_logits(
         torch.testing.assert_close(weight, result.weights[name], rtol=2e-7, atol=0)
 
 
-def test_files_are_cut_by_size_and_the_index_names_each_weight_once(text: Path, tmp_path: Path) -> None:
-    config = small_config("1f1b", text=text, steps=1)
+def test_files_are_cut_by_size_and_the_index_names_each_weight_once(tmp_path: Path) -> None:
+    config = small_config("1f1b", steps=1)
     result, saved = trained(config, tmp_path / "c")
     written = exported(saved, config, tmp_path / "out", format=ExportFormat.HF, shard_bytes=30_000)
     index = json.loads((tmp_path / "out" / INDEX_FILE).read_text())
@@ -190,8 +179,8 @@ def test_files_are_cut_by_size_and_the_index_names_each_weight_once(text: Path, 
         assert torch.equal(written[parameter.hf_name], result.weights[parameter.name])
 
 
-def test_transformers_has_no_class_with_a_cap(text: Path, tmp_path: Path) -> None:
-    config = small_config("1f1b", text=text, steps=1)
+def test_transformers_has_no_class_with_a_cap(tmp_path: Path) -> None:
+    config = small_config("1f1b", steps=1)
     config.model = replace(config.model, logit_softcap=30.0)
     _, saved = trained(config, tmp_path / "c")
     with pytest.raises(CheckpointError, match=r"logit_softcap; accepted for it: --format safetensors"):
@@ -199,11 +188,11 @@ def test_transformers_has_no_class_with_a_cap(text: Path, tmp_path: Path) -> Non
     assert exported(saved, config, tmp_path / "own")
 
 
-def test_config_says_what_the_model_is(text: Path) -> None:
+def test_config_says_what_the_model_is() -> None:
     """By transformers' own reading of it."""
     from transformers import LlamaConfig
 
-    model = replace(small_config(text=text).model, norm_eps=3e-6, rope_base=777.0)
+    model = replace(small_config().model, norm_eps=3e-6, rope_base=777.0)
     read = LlamaConfig(**hf_config(model, context=64, dtype="bfloat16"))
     assert (read.num_attention_heads, read.num_key_value_heads, read.head_dim) == (4, 2, 4)
     assert (read.rms_norm_eps, read.max_position_embeddings) == (3e-6, 64)
@@ -216,9 +205,9 @@ def test_config_says_what_the_model_is(text: Path) -> None:
 
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_skipped_unless_requested(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = small_config("1f1b", text=text)
+    config = small_config("1f1b")
     folder = tmp_path / "c"
     trained(config, folder)
     newest, before = files.saved_steps(folder)

@@ -34,8 +34,8 @@ def trained(config: RunConfig, folder: Path) -> tuple[dict[str, Tensor], SavedWe
     return result.weights, newest_weights(folder, config)
 
 
-def config_of(text: Path, family: str, experts: Mapping[str, Any]) -> RunConfig:
-    config = with_experts(small_config("2bw", text=text, stages=3, layers=3, lr=3e-2), **experts)
+def config_of(family: str, experts: Mapping[str, Any]) -> RunConfig:
+    config = with_experts(small_config("2bw", stages=3, layers=3, lr=3e-2), **experts)
     return replace(config, model=replace(config.model, family=family))
 
 
@@ -66,11 +66,11 @@ def some_tokens() -> Tensor:
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # shared experts where there are none
 @pytest.mark.slow
 def test_transformers_computes_the_same_logits_and_a_run_starts_from_the_files(
-    family: str, experts: dict[str, Any], model_type: str, text: Path, tmp_path: Path
+    family: str, experts: dict[str, Any], model_type: str, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    config = config_of(text, family, experts)
+    config = config_of(family, experts)
     weights, saved = trained(config, tmp_path / "c")
     out = tmp_path / "out"
     out.mkdir()
@@ -100,11 +100,11 @@ def test_transformers_computes_the_same_logits_and_a_run_starts_from_the_files(
 
 @pytest.mark.parametrize("model_type", ["glm4_moe", "qwen3_moe"])
 @pytest.mark.slow
-def test_a_mixture_of_transformers_is_a_start(model_type: str, text: Path, tmp_path: Path) -> None:
+def test_a_mixture_of_transformers_is_a_start(model_type: str, tmp_path: Path) -> None:
     import transformers
 
     torch.manual_seed(0)
-    config = config_of(text, "qwen3", GLM if model_type == "glm4_moe" else QWEN)
+    config = config_of("qwen3", GLM if model_type == "glm4_moe" else QWEN)
     config.model.head_dim = 6
     settings = {"num_experts": 6} if model_type == "qwen3_moe" else {"n_routed_experts": 6}
     if model_type == "glm4_moe":
@@ -149,8 +149,8 @@ def test_a_mixture_of_transformers_is_a_start(model_type: str, text: Path, tmp_p
         check_init(replace(config.model, experts=7))
 
 
-def test_models_that_transformers_cannot_represent_are_refused(text: Path, tmp_path: Path) -> None:
-    config = config_of(text, "qwen3", {"router_score": "softmax", "balance_rate": 0.05})
+def test_models_that_transformers_cannot_represent_are_refused(tmp_path: Path) -> None:
+    config = config_of("qwen3", {"router_score": "softmax", "balance_rate": 0.05})
     weights, saved = trained(config, tmp_path / "c")
     options: dict[str, Any] = {"format": ExportFormat.HF, "weights": Weights.MASTER}
     with pytest.raises(CheckpointError, match=r"experts\.bias is not 0.*accepted: --format safetensors"):

@@ -37,12 +37,10 @@ def train_here(process: Process, config: RunConfig) -> None:
 
 
 @pytest.mark.slow
-def test_one_process_per_machine_reads_all_of_them_and_a_change_ends_every_process(
-    text: Path, tmp_path: Path
-) -> None:
+def test_one_process_per_machine_reads_all_of_them_and_a_change_ends_every_process(tmp_path: Path) -> None:
     given = tmp_path / "given"
     given.mkdir()
-    config = small_config("2bw", text=text, stages=1, data=2, lr=1e-30)
+    config = small_config("2bw", stages=1, data=2, lr=1e-30)
     config.optimizer.weight_decay = 0.0
     weights = replay(replace(config, seed=7), recorder=Rows()).weights
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, given / WEIGHTS_FILE)

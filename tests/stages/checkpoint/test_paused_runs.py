@@ -19,9 +19,9 @@ PAUSE = 3
 """Neither an evaluation nor a checkpoint of the runs here."""
 
 
-def config_of(schedule: str, text: Path, **changed: Any) -> RunConfig:
+def config_of(schedule: str, **changed: Any) -> RunConfig:
     settings: dict[str, Any] = {"steps": 6, "eval_interval": 4}
-    return small_config(schedule, text=text, **settings | changed)
+    return small_config(schedule, **settings | changed)
 
 
 def check_goes_on(rows: list[dict[str, Any]], whole: list[dict[str, Any]], *, pause: int) -> None:
@@ -46,12 +46,12 @@ def of_kind(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 )
 @pytest.mark.slow
 def test_a_paused_run_goes_on_to_the_same_bits(
-    schedule: str, changed: dict[str, Any], text: Path, tmp_path: Path
+    schedule: str, changed: dict[str, Any], tmp_path: Path
 ) -> None:
     """It pauses twice at the same step, as if it had been killed before it ended."""
     if schedule == "pipedream":
         changed = {"clip": "stage", "update_interval": 1, "eval_interval": PAUSE}
-    config = config_of(schedule, text, **changed)
+    config = config_of(schedule, **changed)
     assert pauses_exactly(config, step=PAUSE)
     whole, rows = Rows(), Rows()
     replay(config, recorder=whole)
@@ -78,8 +78,8 @@ def paused_twice(process: Process, given: tuple[RunConfig, Path]) -> list[dict[s
 
 
 @pytest.mark.slow
-def test_processes_pause_and_go_on_to_the_same_bits(text: Path, tmp_path: Path) -> None:
-    configs = [config_of("1f1b", text), config_of("2bw", text, optimizer="muon")]
+def test_processes_pause_and_go_on_to_the_same_bits(tmp_path: Path) -> None:
+    configs = [config_of("1f1b"), config_of("2bw", optimizer="muon")]
     by_rank = in_processes(
         paused_twice, [(config, tmp_path / str(n)) for n, config in enumerate(configs)], size=2
     )
@@ -89,8 +89,8 @@ def test_processes_pause_and_go_on_to_the_same_bits(text: Path, tmp_path: Path) 
         check_goes_on(rows, measured(whole), pause=PAUSE)
 
 
-def test_a_pause_where_a_drain_changes_the_numbers(text: Path) -> None:
-    config = config_of("paci", text, clip="stage")
+def test_a_pause_where_a_drain_changes_the_numbers() -> None:
+    config = config_of("paci", clip="stage")
     assert [step for step in range(1, 7) if pauses_exactly(config, step=step)] == [4, 6]
     config.train.checkpoint_interval = 3
     assert [step for step in range(1, 7) if pauses_exactly(config, step=step)] == [3, 4, 6]

@@ -33,14 +33,12 @@ FORMS = ["none", "error-feedback", "buffered", "decay-at-x", *CORRECTION_NAMES]
 
 @pytest.mark.parametrize("correction", FORMS)
 @pytest.mark.slow
-def test_every_optimizer_goes_on_to_the_same_bits(correction: str, text: Path, tmp_path: Path) -> None:
+def test_every_optimizer_goes_on_to_the_same_bits(correction: str, tmp_path: Path) -> None:
     """Without a correction; and each correction with a third of them."""
     schedule = {"discrepancy": "paci", "delay-compensation": "2bw"}.get(correction, "pipedream")
     refused = []
     for name in NAMES if correction == "none" else NAMES[FORMS.index(correction) % 3 :: 3]:
-        config = saving(
-            small_config(schedule, text=text, optimizer=name, clip="stage", layers=2, eval_interval=4)
-        )
+        config = saving(small_config(schedule, optimizer=name, clip="stage", layers=2, eval_interval=4))
         config.schedule.update_interval = None if schedule == "2bw" else 2
         if correction in CORRECTION_NAMES:
             config.correction = CorrectionConfig(name=correction)
@@ -109,11 +107,11 @@ def last_saved(rows: list[dict[str, Any]], *, before: int) -> int:
 
 
 @pytest.mark.slow
-def test_every_schedule_goes_on_to_the_same_bits(text: Path, tmp_path: Path, chance: random.Random) -> None:
+def test_every_schedule_goes_on_to_the_same_bits(tmp_path: Path, chance: random.Random) -> None:
     """In processes; then the checkpoint that these wrote in replay; then a replay killed at a random row."""
     given = [
         (saving(config), tmp_path / str(n))
-        for n, config in enumerate(cases(text, stages=2, experts_at=1, one_each=True))
+        for n, config in enumerate(cases(stages=2, experts_at=1, one_each=True))
     ]
     by_rank = in_processes(resume_here, given, size=2)
     for (config, folder), (whole, resumed) in zip(
@@ -134,12 +132,10 @@ def test_every_schedule_goes_on_to_the_same_bits(text: Path, tmp_path: Path, cha
 @pytest.mark.parametrize("form", ["look-ahead", "buffered"])
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_stages(
-    stages: int, optimizer: str, form: str, text: Path, tmp_path: Path
+    stages: int, optimizer: str, form: str, tmp_path: Path
 ) -> None:
     config = saving(
-        small_config(
-            "2bw", text=text, microbatches=4, optimizer=optimizer, coefficient=1.0, form=form, steps=8
-        ),
+        small_config("2bw", microbatches=4, optimizer=optimizer, coefficient=1.0, form=form, steps=8),
         interval=4,
     )
     whole = replay(config, recorder=Rows(), checkpoints=tmp_path / "c")
@@ -153,13 +149,13 @@ def test_a_run_goes_on_with_another_number_of_stages(
 @pytest.mark.parametrize("cuts", [([1.5, 2.5], [3, 1]), ([3, 1], [2.5, 1.5]), ([0.5, 3.5], [1.5, 1, 1.5])])
 @pytest.mark.parametrize("experts", [False, True])
 def test_a_run_goes_on_with_another_cut_within_blocks(
-    cuts: tuple[list[float], list[float]], experts: bool, text: Path, tmp_path: Path
+    cuts: tuple[list[float], list[float]], experts: bool, tmp_path: Path
 ) -> None:
     """To the same bits, since no number is summed by stage; and what is saved is the same."""
 
     def config(cut: list[float]) -> RunConfig:
         options: dict[str, Any] = {"stages": len(cut), "cut": cut, "microbatches": 4, "clip": "none"}
-        plain = small_config("2bw", text=text, optimizer="muon", coefficient=1.0, steps=4, **options)
+        plain = small_config("2bw", optimizer="muon", coefficient=1.0, steps=4, **options)
         return saving(with_experts(plain) if experts else plain)
 
     first, second = map(config, cuts)
@@ -183,16 +179,14 @@ def test_a_run_goes_on_with_another_cut_within_blocks(
 
 @pytest.mark.parametrize(("split", "optimizer"), [(False, "adamw"), (True, "muon")])
 @pytest.mark.slow
-def test_a_v_goes_on_as_1f1b_and_back(split: bool, optimizer: str, text: Path, tmp_path: Path) -> None:
+def test_a_v_goes_on_as_1f1b_and_back(split: bool, optimizer: str, tmp_path: Path) -> None:
     """Steps 0 to 3 are delayed, 4 and 5 synchronous, 6 and 7 delayed again: in a V of two ranks as on four
     stages in a row."""
 
     def through(folder: Path, schedule: str, *, stages: int, **options: Any) -> TrainingResult:
         def config(name: str, **changed: Any) -> RunConfig:
             return saving(
-                small_config(
-                    name, text=text, stages=stages, microbatches=4, steps=8, optimizer=optimizer, **changed
-                )
+                small_config(name, stages=stages, microbatches=4, steps=8, optimizer=optimizer, **changed)
             )
 
         delayed = config(schedule, **options)
@@ -214,18 +208,16 @@ def test_a_v_goes_on_as_1f1b_and_back(split: bool, optimizer: str, text: Path, t
         torch.testing.assert_close(in_v.weights[name], weight, rtol=1e-5, atol=1e-6)
 
 
-def test_a_v_starts_synchronously_as_1f1b_does(text: Path, tmp_path: Path) -> None:
+def test_a_v_starts_synchronously_as_1f1b_does(tmp_path: Path) -> None:
     """The synchronous steps are those of v-min, whose stages are on the same ranks."""
-    config = saving(small_config("2bw-v", text=text, microbatches=4, steps=6, precision="float64"))
+    config = saving(small_config("2bw-v", microbatches=4, steps=6, precision="float64"))
     config.correction = CorrectionConfig(name="sync-start")
     config.correction.sync_steps = 4
     check(config)
     replay_twice(config, tmp_path / "c", step=2)
     rows, synchronous = Rows(), Rows()
     replay(config, recorder=rows)
-    replay(
-        small_config("1f1b", text=text, microbatches=4, steps=6, precision="float64"), recorder=synchronous
-    )
+    replay(small_config("1f1b", microbatches=4, steps=6, precision="float64"), recorder=synchronous)
     # Step 4 reads version 4 in both, step 5 in one.
     losses, expected = ([row["train_loss"] for row in run.of_kind("step")] for run in (rows, synchronous))
     assert losses[:5] == pytest.approx(expected[:5], rel=1e-10)
@@ -233,10 +225,8 @@ def test_a_v_starts_synchronously_as_1f1b_does(text: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_bfloat16_replicas_come_back(text: Path, tmp_path: Path) -> None:
-    replay_twice(
-        saving(small_config("2bw", text=text, precision="bfloat16", coefficient=0.5)), tmp_path / "c", step=2
-    )
+def test_bfloat16_replicas_come_back(tmp_path: Path) -> None:
+    replay_twice(saving(small_config("2bw", precision="bfloat16", coefficient=0.5)), tmp_path / "c", step=2)
 
 
 class AfterCalls:
@@ -275,14 +265,9 @@ def also_draining_at(patch: pytest.MonkeyPatch, steps: Sequence[int]) -> None:
 )
 @pytest.mark.slow
 def test_a_run_that_is_told_to_end_goes_on_to_the_same_bits(
-    schedule: str,
-    options: dict[str, Any],
-    asked: int,
-    text: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    schedule: str, options: dict[str, Any], asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = saving(small_config(schedule, text=text, steps=9, eval_interval=4, **options), interval=4)
+    config = saving(small_config(schedule, steps=9, eval_interval=4, **options), interval=4)
     whole, rows, stops = Rows(), Rows(), []
     ended: TrainingResult | None = None
     for calls in (asked, 2, 10**6):

@@ -18,17 +18,17 @@ WRITTEN = sorted(folder for folder in FOLDER.iterdir() if folder.is_dir())
 
 
 @pytest.mark.parametrize("folder", WRITTEN, ids=lambda folder: folder.name)
-def test_a_checkpoint_of_another_python_is_resumed(folder: Path, text: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_python_is_resumed(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "c")
-    config, rows = run_that_saves(text), Rows()
+    config, rows = run_that_saves(), Rows()
     replay(config, recorder=rows, checkpoints=tmp_path / "c")
     assert [row["step"] for row in rows.of_kind("start")] == [STEP]
     assert [row["step"] for row in rows.of_kind("eval")][-1] == config.train.steps
 
 
-def test_all_have_the_same_weights(text: Path) -> None:
+def test_all_have_the_same_weights() -> None:
     """As far as the versions compute the same: two steps in float32."""
-    config = run_that_saves(text)
+    config = run_that_saves()
     read = [newest_weights(folder, config) for folder in WRITTEN]
     first, *others = [saved.read(saved.names, Weights.MASTER) for saved in read]
     for other in others:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,13 +30,13 @@ def train_through_host(process: Process, config: RunConfig) -> Any:
 
 
 @pytest.mark.slow
-def test_a_run_through_the_hosts_memory_is_its_replay(text: Path) -> None:
+def test_a_run_through_the_hosts_memory_is_its_replay() -> None:
     configs = [
-        small_config("2bw", text=text, microbatches=4, precision="bfloat16"),
-        small_config("paci", text=text, microbatches=4, clip="stage"),
-        small_config("2bw", text=text, stages=1, data=2),
-        small_config("1f1b", text=text, stages=1, data=2, precision="bfloat16"),
-        small_config("paci", text=text, stages=1, data=2, clip="stage"),
+        small_config("2bw", microbatches=4, precision="bfloat16"),
+        small_config("paci", microbatches=4, clip="stage"),
+        small_config("2bw", stages=1, data=2),
+        small_config("1f1b", stages=1, data=2, precision="bfloat16"),
+        small_config("paci", stages=1, data=2, clip="stage"),
     ]
     by_rank = in_processes(train_through_host, configs, size=2)
     for config, of_ranks in zip(configs, zip(*by_rank, strict=True), strict=True):
@@ -46,9 +45,9 @@ def test_a_run_through_the_hosts_memory_is_its_replay(text: Path) -> None:
         assert weights_of(rows) in of_ranks, config
 
 
-def test_a_warm_up_leaves_nothing_behind(text: Path) -> None:
+def test_a_warm_up_leaves_nothing_behind() -> None:
     for options in ({"precision": "bfloat16", "recompute": "full"}, {"schedule": "zero-bubble"}):
-        config = small_config(text=text, **options)
+        config = small_config(**options)
         check(config)
         for rank in build_ranks(
             config,

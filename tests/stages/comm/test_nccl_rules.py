@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -37,12 +36,11 @@ def weights_like_nccl(process: Process, job: Job) -> str:
     return "".join(row["weights_sha256"] for row in rows.of_kind("end"))
 
 
-def job(schedule: str, text: Path, *, stages: int, data: int, late_stage: int = 0, steps: int = 3) -> Job:
+def job(schedule: str, *, stages: int, data: int, late_stage: int = 0, steps: int = 3) -> Job:
     options: dict[str, Any] = SCHEDULES[schedule]
     optimizer, coefficient = OPTIMIZERS[schedule]
     config = small_config(
         schedule,
-        text=text,
         stages=stages,
         data=data,
         microbatches=2 * stages,
@@ -65,19 +63,18 @@ def check_against_replay(jobs: list[Job], *, size: int) -> None:
 
 
 @pytest.mark.slow
-def test_every_schedule_trains(text: Path) -> None:
-    check_against_replay([job(schedule, text, stages=2, data=1, steps=2) for schedule in SCHEDULES], size=2)
+def test_every_schedule_trains() -> None:
+    check_against_replay([job(schedule, stages=2, data=1, steps=2) for schedule in SCHEDULES], size=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", [2, 3])
-def test_shards_of_the_head_train(stages: int, text: Path) -> None:
+def test_shards_of_the_head_train(stages: int) -> None:
     jobs = []
     tied = [("1f1b", True), ("zb-v", True)]
     for schedule, is_tied in [*((name, False) for name in ("1f1b", "2bw", "2bw-v", "zb-v", "v-half")), *tied]:
         config = small_config(
             schedule,
-            text=text,
             stages=stages,
             microbatches=2 * stages,
             layers=2 * stages,
@@ -91,9 +88,9 @@ def test_shards_of_the_head_train(stages: int, text: Path) -> None:
 
 
 @pytest.mark.slow
-def test_with_data_ranks_and_late_reductions(text: Path) -> None:
+def test_with_data_ranks_and_late_reductions() -> None:
     jobs = [
-        job(schedule, text, stages=2, data=2, late_stage=late, steps=2)
+        job(schedule, stages=2, data=2, late_stage=late, steps=2)
         for schedule, late in (("1f1b", 0), ("2bw", 1))
     ]
     check_against_replay(jobs, size=4)
@@ -102,10 +99,10 @@ def test_with_data_ranks_and_late_reductions(text: Path) -> None:
 @pytest.mark.skipif("ASYNCPP_SWEEP" not in os.environ, reason="takes minutes; by hand: ASYNCPP_SWEEP=1")
 @pytest.mark.parametrize("data", [1, 2])
 @pytest.mark.parametrize("stages", [2, 3])
-def test_sweep(stages: int, data: int, text: Path) -> None:
+def test_sweep(stages: int, data: int) -> None:
     """Every schedule, each stage late in turn."""
     jobs = [
-        job(schedule, text, stages=stages, data=data, late_stage=late, steps=4)
+        job(schedule, stages=stages, data=data, late_stage=late, steps=4)
         for schedule in SCHEDULES
         for late in (range(stages) if data > 1 else [0])
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -77,7 +76,7 @@ def cases(
 
 
 @pytest.fixture(scope="module")
-def recorded(shared_text: Path) -> Iterator[Any]:
+def recorded() -> Iterator[Any]:
     """Records a case; an exchange is complete no earlier than a host waits for it."""
     with pytest.MonkeyPatch.context() as patch:
 
@@ -86,7 +85,6 @@ def recorded(shared_text: Path) -> Iterator[Any]:
             options = SCHEDULES[case.schedule]
             config = small_config(
                 case.schedule.split()[0],
-                text=shared_text,
                 stages=case.stages,
                 data=case.data,
                 microbatches=case.microbatches,
@@ -128,8 +126,8 @@ def check_connections(recording: Recording, case: Case) -> None:
         )
 
 
-def test_owners_broadcast_all_of_their_weights_in_one_operation(text: Path, monkeypatch: Any) -> None:
-    config = with_experts(small_config("2bw", text=text, stages=1, data=3, layers=1, steps=2))
+def test_owners_broadcast_all_of_their_weights_in_one_operation(monkeypatch: Any) -> None:
+    config = with_experts(small_config("2bw", stages=1, data=3, layers=1, steps=2))
     recording = record(config, monkeypatch, uses=True)
     updates, connecting = config.train.steps, 1
     for events in recording.events:
@@ -177,17 +175,11 @@ def test_two_ranks_that_synchronise_at_once_may_hang_and_seldom_do(recorded: Any
 
 @pytest.mark.parametrize("schedule", ["2bw", "paci"])
 def test_without_a_rehearsal_pinned_memory_would_hang_the_first_update(
-    schedule: str, shared_text: Path, monkeypatch: pytest.MonkeyPatch
+    schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def recorded_now() -> Recording:
         config = small_config(
-            schedule,
-            text=shared_text,
-            microbatches=4,
-            steps=2,
-            eval_interval=2,
-            optimizer="sgd",
-            **SCHEDULES[schedule],
+            schedule, microbatches=4, steps=2, eval_interval=2, optimizer="sgd", **SCHEDULES[schedule]
         )
         return record(config, monkeypatch)
 
@@ -201,11 +193,9 @@ def test_without_a_rehearsal_pinned_memory_would_hang_the_first_update(
     [({"one_queue": True}, "CUDA_DEVICE_MAX_CONNECTIONS"), ({"blocking": True}, "TORCH_NCCL_BLOCKING_WAIT")],
 )
 def test_settings_that_are_refused_hang(
-    rule: dict[str, bool], variable: str, shared_text: Path, monkeypatch: pytest.MonkeyPatch
+    rule: dict[str, bool], variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = small_config(
-        "2bw-v", text=shared_text, stages=3, microbatches=6, layers=6, steps=2, eval_interval=2
-    )
+    config = small_config("2bw-v", stages=3, microbatches=6, layers=6, steps=2, eval_interval=2)
     recording = record(config, monkeypatch)
     assert hangs(recording) == []
     assert hangs(recording, **rule)

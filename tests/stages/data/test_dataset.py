@@ -101,8 +101,8 @@ def test_held_out_files_never_exceed_their_share(sizes: dict[str, int], share: f
     assert chosen == validation_files(dict(reversed(sizes.items())), share=share)
 
 
-def test_batches_are_a_function_of_seed_and_step_however_they_are_asked_for(text: Path) -> None:
-    config = small_config(text=text, microbatches=4)
+def test_batches_are_a_function_of_seed_and_step_however_they_are_asked_for() -> None:
+    config = small_config(microbatches=4)
     corpus = prepare(config.data)
     device = torch.device("cpu")
     forwards = Batches(config, corpus, device=device)
@@ -112,12 +112,12 @@ def test_batches_are_a_function_of_seed_and_step_however_they_are_asked_for(text
         assert torch.equal(backwards.tokens(number), in_order[number])
         assert torch.equal(backwards.targets(number)[:, :-1], in_order[number][:, 1:])
     assert len({tokens.numpy().tobytes() for tokens in in_order}) == 12
-    other = Batches(small_config(text=text, microbatches=4, seed=1), corpus, device=device)
+    other = Batches(small_config(microbatches=4, seed=1), corpus, device=device)
     assert not torch.equal(other.tokens(0), in_order[0])
 
 
-def test_batches_of_all_data_parallel_ranks_differ_and_come_from_the_text(text: Path) -> None:
-    config = small_config(text=text, microbatches=2)
+def test_batches_of_all_data_parallel_ranks_differ_and_come_from_the_text() -> None:
+    config = small_config(microbatches=2)
     corpus = prepare(config.data)
     train = text_of(corpus, "train").encode()
     seen = []
@@ -129,8 +129,8 @@ def test_batches_of_all_data_parallel_ranks_differ_and_come_from_the_text(text: 
     assert len(set(seen)) == len(seen)
 
 
-def test_validation_batches_are_spread_over_the_text_and_the_same_every_time(text: Path) -> None:
-    config = small_config(text=text)
+def test_validation_batches_are_spread_over_the_text_and_the_same_every_time() -> None:
+    config = small_config()
     corpus = prepare(config.data)
     data = Batches(config, corpus, device=torch.device("cpu"))
     (first, _), (last, targets) = data.validation(0, count=2), data.validation(1, count=2)

@@ -61,7 +61,7 @@ def test_every_format_gives_the_tokens_that_were_written(kind: str, tmp_path: Pa
     assert vocabulary(config, cache=tmp_path / "cache") == max(TRAIN) + 1
 
 
-def test_the_same_tokens_give_the_same_run_in_every_format(tmp_path: Path, text: Path) -> None:
+def test_the_same_tokens_give_the_same_run_in_every_format(tmp_path: Path) -> None:
     weights = []
     for kind in ("llm.c", "nanogpt", "megatron"):
         config = small_config(text=write_folder(tmp_path / kind, kind), steps=2)
@@ -223,7 +223,7 @@ def test_a_damaged_file_is_refused_by_name_and_place(
         vocabulary(DataConfig(path=str(path), context=8), cache=tmp_path / "cache")
 
 
-def test_a_vocabulary_that_is_too_small_is_refused_before_anything_runs(tmp_path: Path, text: Path) -> None:
+def test_a_vocabulary_that_is_too_small_is_refused_before_anything_runs(tmp_path: Path) -> None:
     config = small_config(text=write_folder(tmp_path / "d", "nanogpt"))
     with pytest.raises(ConfigError, match=r"model.vocab_size: is 256, the data in .*/d needs 999 or more"):
         check(config)

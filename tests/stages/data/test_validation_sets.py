@@ -29,8 +29,8 @@ def write_sets(folder: Path) -> dict[str, str]:
     return sets
 
 
-def with_sets(text: Path, folder: Path, *, data: int = 1) -> RunConfig:
-    config = small_config("2bw", text=text, data=data, layers=2, steps=3, precision="float64")
+def with_sets(folder: Path, *, data: int = 1) -> RunConfig:
+    config = small_config("2bw", data=data, layers=2, steps=3, precision="float64")
     config.data.validation = write_sets(folder)
     return config
 
@@ -54,8 +54,8 @@ def loss_by_hand(config: RunConfig, weights: dict[str, torch.Tensor], path: str)
     return float(np.mean(losses))
 
 
-def test_each_set_has_the_loss_of_the_whole_model_on_its_text(text: Path, tmp_path: Path) -> None:
-    config = with_sets(text, tmp_path)
+def test_each_set_has_the_loss_of_the_whole_model_on_its_text(tmp_path: Path) -> None:
+    config = with_sets(tmp_path)
     result = replay(config, recorder=(rows := Rows()))
     last = rows.of_kind("eval")[-1]
     assert list(last["sets"]) == [OWN_SPLIT, "wiki", "code"]
@@ -71,11 +71,9 @@ def test_each_set_has_the_loss_of_the_whole_model_on_its_text(text: Path, tmp_pa
     assert described["wiki"]["evaluated_tokens"] == 699 // context // size * size * context
 
 
-def test_further_sets_change_no_other_number(text: Path, tmp_path: Path) -> None:
-    config = with_sets(text, tmp_path)
-    alone = replay(
-        small_config("2bw", text=text, layers=2, steps=3, precision="float64"), recorder=(a := Rows())
-    )
+def test_further_sets_change_no_other_number(tmp_path: Path) -> None:
+    config = with_sets(tmp_path)
+    alone = replay(small_config("2bw", layers=2, steps=3, precision="float64"), recorder=(a := Rows()))
     beside = replay(config, recorder=(b := Rows()))
     assert alone.train_losses == beside.train_losses
     assert all(torch.equal(tensor, beside.weights[name]) for name, tensor in alone.weights.items())
@@ -89,11 +87,11 @@ def test_further_sets_change_no_other_number(text: Path, tmp_path: Path) -> None
     assert start["unigram_bits_per_byte"] == start["validation"]["code"]["unigram_bits_per_byte"]
 
 
-def test_losses_do_not_depend_on_how_many_data_ranks_share_the_sets(text: Path, tmp_path: Path) -> None:
+def test_losses_do_not_depend_on_how_many_data_ranks_share_the_sets(tmp_path: Path) -> None:
     """At equal weights: those of the start, which a learning rate near 0 leaves."""
     measured = []
     for data in (1, 2, 3):
-        config = with_sets(text, tmp_path, data=data)
+        config = with_sets(tmp_path, data=data)
         config.optimizer.lr = 1e-300
         replay(config, recorder=(rows := Rows()))
         measured.append([row["sets"] for row in rows.of_kind("eval")])
@@ -139,8 +137,8 @@ def test_a_set_of_shards_is_those_held_out_by_name_or_all(tmp_path: Path) -> Non
     assert [shard.tokens for shard in named.shards] == [500]
 
 
-def test_a_set_with_another_hash_is_refused(text: Path, tmp_path: Path) -> None:
-    config = with_sets(text, tmp_path)
+def test_a_set_with_another_hash_is_refused(tmp_path: Path) -> None:
+    config = with_sets(tmp_path)
     known = prepare(config.data).sets["wiki"].sha256
     config.data.validation_sha256 = {"wiki": known}
     prepare(config.data)

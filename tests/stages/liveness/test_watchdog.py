@@ -68,11 +68,11 @@ class Stuck(Rows):
     ],
 )
 def test_a_run_that_stands_still_is_noticed(
-    where: str, doing: str, function: str, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    where: str, doing: str, function: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     # On a busy machine something else may stand still for so short a time: then for longer.
     for factor in (1, 5, 25):
-        config, rows = small_config("2bw", text=text), Stuck(where, seconds=60)
+        config, rows = small_config("2bw"), Stuck(where, seconds=60)
         config.site.timeout, config.site.save_timeout = 0.3 * factor, 0.5 * factor
         replay(config, recorder=rows, checkpoints=tmp_path / f"c{factor}", on_stall=rows.notice)
         stacks = capfd.readouterr().err
@@ -84,14 +84,14 @@ def test_a_run_that_stands_still_is_noticed(
 
 @pytest.mark.slow
 def test_a_factory_that_loops_at_import_is_noticed(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "looping_model.py").write_text("import sys\nwhile not sys.modules['told'].messages: pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     told = types.ModuleType("told")
     told.messages = []  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "told", told)
-    config = small_config("2bw", text=text)
+    config = small_config("2bw")
     config.site.timeout = 0.05
     config.model.factory = "looping_model:make"
     with pytest.raises(FactoryError):
@@ -100,8 +100,8 @@ def test_a_factory_that_loops_at_import_is_noticed(
     assert "looping_model.py" in capfd.readouterr().err
 
 
-def test_a_slow_disk_is_no_standstill(text: Path, tmp_path: Path) -> None:
-    config, rows = small_config("2bw", text=text), Stuck("flush", seconds=1.5)
+def test_a_slow_disk_is_no_standstill(tmp_path: Path) -> None:
+    config, rows = small_config("2bw"), Stuck("flush", seconds=1.5)
     config.site.timeout, config.site.save_timeout = 0.3, 60.0
     replay(config, recorder=rows, checkpoints=tmp_path / "c", on_stall=rows.notice)
     assert not rows.told

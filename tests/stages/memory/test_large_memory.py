@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -111,10 +110,8 @@ def every_gradient_finite(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def ten_billion(text: Path, schedule: str, *, microbatches: int) -> RunConfig:
-    config = small_config(
-        schedule, text=text, stages=4, data=DATA, microbatches=microbatches, steps=4, recompute="full"
-    )
+def ten_billion(schedule: str, *, microbatches: int) -> RunConfig:
+    config = small_config(schedule, stages=4, data=DATA, microbatches=microbatches, steps=4, recompute="full")
     assign(config, model_settings("10b", None))
     config.train.precision = "bfloat16"
     config.train.microbatch_size = 1
@@ -169,8 +166,8 @@ def without_memory() -> Iterator[Allocations]:
 
 @pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
 @pytest.mark.slow
-def test_planned_memory_is_what_every_stage_keeps(schedule: str, text: Path) -> None:
-    config = ten_billion(text, schedule, microbatches=3)
+def test_planned_memory_is_what_every_stage_keeps(schedule: str) -> None:
+    config = ten_billion(schedule, microbatches=3)
     planned = estimate(config, COSTS, limit_gb=None).memory
     for stage in range(4):
         with without_memory() as allocations:
@@ -193,8 +190,8 @@ def test_planned_memory_is_what_every_stage_keeps(schedule: str, text: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_step_takes_no_gigabyte_beside_what_is_kept(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = ten_billion(text, "1f1b", microbatches=1)
+def test_a_step_takes_no_gigabyte_beside_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ten_billion("1f1b", microbatches=1)
     program = segment_program(config, first_step=0, steps=1)
     with every_gradient_finite(monkeypatch), without_memory() as allocations:
         rank = rank_of(config, 3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,11 +56,11 @@ TWO_STAGES_A_RANK = (
 )
 
 
-def config_of(schedule: str, text: Path, **changed: Any) -> RunConfig:
+def config_of(schedule: str, **changed: Any) -> RunConfig:
     """A run whose stages have one block each, but one of them two; more micro-batches than ranks."""
     microbatches, layers = (6, 7) if schedule in TWO_STAGES_A_RANK else (4, 4)
     options = {"stages": 3, "microbatches": microbatches, "layers": layers, "steps": 3, "eval_interval": 9}
-    config = small_config(schedule, text=text, **{**options, **OPTIONS.get(schedule, {}), **changed})
+    config = small_config(schedule, **{**options, **OPTIONS.get(schedule, {}), **changed})
     config.site.device = "cpu"
     return config
 
@@ -88,8 +87,8 @@ def buffers_of(config: RunConfig, memory: dict[str, list[int]]) -> list[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_parameters_are_those_of_the_module(family: str, text: Path) -> None:
-    config = config_of("1f1b", text)
+def test_the_parameters_are_those_of_the_module(family: str) -> None:
+    config = config_of("1f1b")
     config.model.family, config.model.head_dim = family, 6
     for cut in cut_of(config) + stage_cuts([0.5, 1, 2.5]):
         module = Stage(config.model, cut, context=config.data.context)
@@ -113,11 +112,9 @@ def test_the_parameters_are_those_of_the_module(family: str, text: Path) -> None
     + [(schedule, "selective", "bfloat16") for schedule in ("1f1b", "zero-bubble", "2bw", "paci-v")]
     + [(name, "none", kind) for name in ("1f1b", "2bw", "paci-v") for kind in ("float32", "float64")],
 )
-def test_a_run_holds_the_versions_of_its_programs(
-    schedule: str, precision: str, recompute: str, text: Path
-) -> None:
+def test_a_run_holds_the_versions_of_its_programs(schedule: str, precision: str, recompute: str) -> None:
     schedule, _, with_shards = schedule.partition(" ")
-    config = config_of(schedule, text, precision=precision, recompute=recompute)
+    config = config_of(schedule, precision=precision, recompute=recompute)
     if with_shards:
         config.parallel.shard_head, config.model.vocab_size = True, 259
     program = segment_program(config, first_step=0, steps=config.train.steps)
@@ -136,11 +133,9 @@ def test_a_run_holds_the_versions_of_its_programs(
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_documents_keep_a_rotary_table_for_each_micro_batch(
-    precision: str, recompute: str, text: Path
-) -> None:
+def test_documents_keep_a_rotary_table_for_each_micro_batch(precision: str, recompute: str) -> None:
     """Also where a stage has a half of a block, or the head alone."""
-    config = config_of("zero-bubble", text, precision=precision, recompute=recompute, cut=[3.5, 0.5, 0])
+    config = config_of("zero-bubble", precision=precision, recompute=recompute, cut=[3.5, 0.5, 0])
     config = with_documents(config)
     memory = measured(config)
     expected = by_kind(config, buffers_of(config, memory))
@@ -149,10 +144,10 @@ def test_documents_keep_a_rotary_table_for_each_micro_batch(
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_every_family_keeps_what_its_description_says(precision: str, recompute: str, text: Path) -> None:
+def test_every_family_keeps_what_its_description_says(precision: str, recompute: str) -> None:
     """Those that have another block than a Llama's; with the split backward, both halves."""
     for family in FAMILIES.keys() - {"llama"}:
-        config = config_of("zero-bubble", text, precision=precision, recompute=recompute)
+        config = config_of("zero-bubble", precision=precision, recompute=recompute)
         config.model.family, config.model.head_dim = family, 6
         memory = measured(config)
         expected = by_kind(config, buffers_of(config, memory))
@@ -161,36 +156,34 @@ def test_every_family_keeps_what_its_description_says(precision: str, recompute:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_experts_keep_what_their_description_says(precision: str, recompute: str, text: Path) -> None:
+def test_experts_keep_what_their_description_says(precision: str, recompute: str) -> None:
     for changed in (
         {"shared_experts": 2, "dense_layers": 3},
         {"router_score": "softmax", "route_normalised": False},
     ):
-        config = with_experts(
-            config_of("zero-bubble", text, precision=precision, recompute=recompute), **changed
-        )
+        config = with_experts(config_of("zero-bubble", precision=precision, recompute=recompute), **changed)
         memory = measured(config)
         expected = by_kind(config, buffers_of(config, memory))
         assert {kind: memory[kind] for kind in expected} == expected
 
 
 @pytest.mark.parametrize("schedule", ["2bw", "paci"])
-def test_data_ranks_share_what_is_updated(schedule: str, text: Path) -> None:
-    config = config_of(schedule, text, data=2, optimizer="muon")
+def test_data_ranks_share_what_is_updated(schedule: str) -> None:
+    config = config_of(schedule, data=2, optimizer="muon")
     memory = measured(config)
     expected = by_kind(config, buffers_of(config, memory))
     assert {kind: memory[kind] for kind in expected} == expected
-    alone = measured(config_of(schedule, text, optimizer="muon"))
+    alone = measured(config_of(schedule, optimizer="muon"))
     assert memory["weights"] == alone["weights"]
     assert all(mine < all_of_it for mine, all_of_it in zip(memory["master"], alone["master"], strict=True))
 
 
-def test_recomputation_keeps_a_blocks_input_alone(text: Path) -> None:
+def test_recomputation_keeps_a_blocks_input_alone() -> None:
     plain, selective, recomputed = (
-        measured(config_of("2bw", text, recompute=recompute)) for recompute in ("none", "selective", "full")
+        measured(config_of("2bw", recompute=recompute)) for recompute in ("none", "selective", "full")
     )
     assert plain["recomputed"] == [0, 0, 0]
-    described = config_of("2bw", text, recompute="full")
+    described = config_of("2bw", recompute="full")
     assert recomputed["recomputed"] == [recomputed_bytes(described, cut_of(described)[0])] * 3
     assert recomputed["activations"][0] < plain["activations"][0] / 8
     for kind in ("activations", "recomputed"):
@@ -199,8 +192,8 @@ def test_recomputation_keeps_a_blocks_input_alone(text: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_optimizers_keep_what_their_formula_says(optimizer: str, text: Path) -> None:
-    config = config_of("2bw", text, optimizer=optimizer, steps=2)
+def test_optimizers_keep_what_their_formula_says(optimizer: str) -> None:
+    config = config_of("2bw", optimizer=optimizer, steps=2)
     assert measured(config)["optimizer"] == by_kind(config, [2, 2, 2])["optimizer"]
 
 
@@ -215,10 +208,8 @@ def test_optimizers_keep_what_their_formula_says(optimizer: str, text: Path) -> 
         ("paci", "discrepancy", "look-ahead"),
     ],
 )
-def test_corrections_keep_what_their_formula_says(
-    schedule: str, correction: str, form: str, text: Path
-) -> None:
-    config = config_of(schedule, text, form=form, coefficient=float(correction == "none"), steps=5)
+def test_corrections_keep_what_their_formula_says(schedule: str, correction: str, form: str) -> None:
+    config = config_of(schedule, form=form, coefficient=float(correction == "none"), steps=5)
     config.correction = CorrectionConfig(name=correction)
     memory = measured(config)
     assert memory["correction"] == by_kind(config, buffers_of(config, memory))["correction"]
@@ -226,10 +217,10 @@ def test_corrections_keep_what_their_formula_says(
 
 
 def test_what_error_feedback_keeps_is_planned_as_the_catalogue_declares(
-    text: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def planned(coefficient: float, form: str) -> list[float]:
-        config = config_of("2bw", text, form=form, coefficient=coefficient)
+        config = config_of("2bw", form=form, coefficient=coefficient)
         return by_kind(config, [2] * config.parallel.stages)["correction"]
 
     once = planned(1.0, "buffered")
@@ -240,7 +231,7 @@ def test_what_error_feedback_keeps_is_planned_as_the_catalogue_declares(
     assert all(once)
 
 
-def test_measuring_changes_no_bit(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A segment an update: the run is weighed after the first, and goes on."""
     ends = []
     for weighed in (True, False):
@@ -249,14 +240,12 @@ def test_measuring_changes_no_bit(text: Path, monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setattr(
                 "stages.memory.measure.MemoryMeter._measure_microbatch", lambda *args, **kwargs: (0, 0, 0)
             )
-        replay(config_of("zero-bubble", text, eval_interval=1), recorder=rows)
+        replay(config_of("zero-bubble", eval_interval=1), recorder=rows)
         ends.append(rows.rows[-1]["weights_sha256"])
     assert ends[0] == ends[1]
 
 
-def test_micro_batches_in_flight_keep_neither_input_nor_output(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_micro_batches_in_flight_keep_neither_input_nor_output(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 autograd needs neither on a CPU: an activation is held from its sending until the end of
     the receiver's forward. In float32 the receiver's first norm needs it until the backward."""
     send = InProcessLinks.send
@@ -280,7 +269,7 @@ def test_micro_batches_in_flight_keep_neither_input_nor_output(
             send(links, message, tensor)
 
         monkeypatch.setattr(InProcessLinks, "send", note)
-        replay(config_of("2bw", text, precision=precision), recorder=Rows())
+        replay(config_of("2bw", precision=precision), recorder=Rows())
         most[precision] = max(alive)
     # The one is the input of the stage that is sending.
     assert most["bfloat16"] == 1 < most["float32"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ COSTS = Roofline(find_device("h100", key=""))
 KINDS = ("weights", "master", "gradients", "optimizer", "correction", "activations", "recomputed")
 
 
-def cases(text: Path) -> list[RunConfig]:
+def cases() -> list[RunConfig]:
     mixture = {"shared_experts": 1, "dense_layers": 1}
     many: list[dict[str, Any]] = [
         {"schedule": "1f1b", "recompute": "selective", "precision": "bfloat16"},
@@ -39,7 +38,7 @@ def cases(text: Path) -> list[RunConfig]:
         {"schedule": "2bw", "shard_head": True, "tied": True},
         {"schedule": "2bw-v", "shard_head": True, "precision": "bfloat16", "layers": 6},
     ]
-    configs = [small_config(text=text, microbatches=6, steps=4, eval_interval=9, **one) for one in many]
+    configs = [small_config(microbatches=6, steps=4, eval_interval=9, **one) for one in many]
     return configs + [with_experts(config, **mixture) for config in configs[2:5]]
 
 
@@ -55,8 +54,8 @@ def held(process: Process, config: RunConfig) -> dict[str, list[int]]:
 
 
 @pytest.mark.slow
-def test_memory_is_within_five_percent_of_what_processes_hold(text: Path) -> None:
-    configs = cases(text)
+def test_memory_is_within_five_percent_of_what_processes_hold() -> None:
+    configs = cases()
     by_rank = in_processes(held, configs, size=2)
     for config, *of_ranks in zip(configs, *by_rank, strict=True):
         (memory,) = filter(None, of_ranks)  # from the rank of the last stage
@@ -73,10 +72,10 @@ def test_memory_is_within_five_percent_of_what_processes_hold(text: Path) -> Non
 
 
 @pytest.mark.slow
-def test_room_for_reductions_is_what_processes_hold(text: Path) -> None:
+def test_room_for_reductions_is_what_processes_hold() -> None:
     """A flush exchanges early, in smaller rounds, and `2bw` afterwards; both have the same buffers."""
     configs = [
-        small_config(schedule, text=text, stages=1, data=2, precision=precision)
+        small_config(schedule, stages=1, data=2, precision=precision)
         for schedule, precision in (("1f1b", "float32"), ("2bw", "bfloat16"))
     ]
     measured = in_processes(held, configs, size=2)[0]
@@ -123,12 +122,12 @@ def test_room_for_reductions_is_what_processes_hold(text: Path) -> None:
 )
 @pytest.mark.slow
 def test_memory_of_deeper_and_wider_layouts(
-    schedule: str, stages: int, microbatches: int, options: dict[str, Any], text: Path
+    schedule: str, stages: int, microbatches: int, options: dict[str, Any]
 ) -> None:
     """Every kind to the byte, though the planner looks at a short program in place of the run's own."""
     delay = options.pop("delay", 1)
     config = small_config(
-        schedule, text=text, stages=stages, microbatches=microbatches, steps=4, eval_interval=9, **options
+        schedule, stages=stages, microbatches=microbatches, steps=4, eval_interval=9, **options
     )
     config.schedule.delay = delay
     check_as_planned(config)
@@ -146,12 +145,10 @@ def test_memory_of_deeper_and_wider_layouts(
     ],
 )
 def test_memory_of_stages_that_begin_and_end_within_a_block(
-    schedule: str, cut: list[float], options: dict[str, Any], mixture: bool, text: Path
+    schedule: str, cut: list[float], options: dict[str, Any], mixture: bool
 ) -> None:
     stages = len(cut) if len(cut) == 3 else len(cut) // 2
-    config = small_config(
-        schedule, text=text, stages=stages, cut=cut, microbatches=2 * stages, steps=4, **options
-    )
+    config = small_config(schedule, stages=stages, cut=cut, microbatches=2 * stages, steps=4, **options)
     check_as_planned(with_experts(config, shared_experts=1, dense_layers=1) if mixture else config)
 
 
@@ -167,10 +164,8 @@ def check_as_planned(config: RunConfig) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["2bw", "2bw-v"])
-def test_a_gpu_has_a_second_gradient_buffer_where_backwards_overtake_the_verdict(
-    schedule: str, text: Path
-) -> None:
-    config = small_config(schedule, text=text, stages=1, microbatches=4, steps=4, eval_interval=9)
+def test_a_gpu_has_a_second_gradient_buffer_where_backwards_overtake_the_verdict(schedule: str) -> None:
+    config = small_config(schedule, stages=1, microbatches=4, steps=4, eval_interval=9)
     on_cpu = planned(config)
     config.site.device = "cuda"
     on_gpu = estimate(config, COSTS, limit_gb=None)

@@ -94,13 +94,13 @@ def no_module(config, context):
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: Path) -> RunConfig:
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """A run of the documented example, which other processes can import as well."""
     (tmp_path / "my_models.py").write_text(EXAMPLE)
     (tmp_path / "bad_models.py").write_text(BAD)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    config = small_config("2bw", text=text, microbatches=2, steps=5)
+    config = small_config("2bw", microbatches=2, steps=5)
     config.model.factory = "my_models:gpt2_like"
     return config
 

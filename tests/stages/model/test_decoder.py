@@ -21,9 +21,8 @@ TOKENS = torch.tensor([[5, 7, 7, 250, 0, 31, 9, 9], [1, 2, 3, 4, 5, 6, 7, 8]])
 
 
 def config() -> RunConfig:
-    from pathlib import Path
 
-    return small_config(text=Path("unused"), layers=2)
+    return small_config(layers=2)
 
 
 def reference_forward(weights: dict[str, Tensor], tokens: list[int], run: RunConfig) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -230,10 +229,8 @@ def test_settings_have_their_defaults() -> None:
         ),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(
-    changed: dict[str, Any], says: str, text: Path
-) -> None:
-    config = small_config(text=text)
+def test_settings_that_contradict_each_other_are_refused(changed: dict[str, Any], says: str) -> None:
+    config = small_config()
     config.model = replace(MODEL, layers=2)
     check(config)
     config.model = replace(config.model, **changed)
@@ -241,11 +238,11 @@ def test_settings_that_contradict_each_other_are_refused(
         check(config)
 
 
-def test_every_key_of_experts_is_refused_without_them(text: Path) -> None:
+def test_every_key_of_experts_is_refused_without_them() -> None:
     values = {"shared_experts": 1, "dense_layers": 1, "router_score": "softmax", "route_normalised": False}
     values |= {"route_scale": 2.0, "balance": "bias", "balance_rate": 0.1, "active_experts": 1}
     for key, value in values.items():
-        config = small_config(text=text)
+        config = small_config()
         config.model = replace(config.model, **{key: value})
         with pytest.raises(ConfigError, match=f"model.{key}: is .*, and model.experts is 0; accepted"):
             check(config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -156,17 +155,10 @@ def test_a_split_backward_defers_the_gradient_of_the_matrix(small_chunks: None) 
     [("2bw", 2, False, False, 1), ("zero-bubble", 2, False, False, 0), ("2bw-v", 2, True, True, 1)],
 )
 def test_a_run_in_chunks_is_that_of_one_process_with_whole_logits(
-    schedule: str,
-    stages: int,
-    split: bool,
-    tied: bool,
-    delay: int,
-    text: Path,
-    small_chunks: None,
+    schedule: str, stages: int, split: bool, tied: bool, delay: int, small_chunks: None
 ) -> None:
     config = small_config(
         schedule,
-        text=text,
         stages=stages,
         split=split,
         microbatches=4,
@@ -182,10 +174,8 @@ def test_a_run_in_chunks_is_that_of_one_process_with_whole_logits(
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("schedule", ["2bw", "gpipe", "zero-bubble"])
-def test_memory_is_what_the_plan_says(schedule: str, precision: str, text: Path, small_chunks: None) -> None:
-    config = small_config(
-        schedule, text=text, microbatches=3, layers=2, steps=2, eval_interval=9, precision=precision
-    )
+def test_memory_is_what_the_plan_says(schedule: str, precision: str, small_chunks: None) -> None:
+    config = small_config(schedule, microbatches=3, layers=2, steps=2, eval_interval=9, precision=precision)
     config.site.device = "cpu"
     rows = Rows()
     replay(config, recorder=rows)
@@ -210,9 +200,9 @@ def test_small_and_wide_heads_stay_whole() -> None:
     assert rows(2048, 4096, 49152) is None
 
 
-def test_the_plan_knows_the_chunks_of_a_gpu(text: Path) -> None:
+def test_the_plan_knows_the_chunks_of_a_gpu() -> None:
     """A chunk is 1 GiB of logits, held twice; the matrix's gradient is added once per chunk."""
-    config = small_config("2bw", text=text, precision="bfloat16")
+    config = small_config("2bw", precision="bfloat16")
     config.model.vocab_size, config.data.context, config.train.microbatch_size = 2**17, 2**13, 1
     config.model.width = 4096
     cut = cut_of(config)[-1]
@@ -229,8 +219,8 @@ def test_the_plan_knows_the_chunks_of_a_gpu(text: Path) -> None:
     assert seconds["cpu"] - seconds["cuda"] == pytest.approx(saved)
 
 
-def test_a_users_own_head_stays_whole(text: Path, small_chunks: None) -> None:
-    config: RunConfig = small_config(text=text)
+def test_a_users_own_head_stays_whole(small_chunks: None) -> None:
+    config: RunConfig = small_config()
     assert head_chunk_rows(config) == 8
     config.model.factory = "models:mine"
     assert head_chunk_rows(config) is None
@@ -293,9 +283,9 @@ def test_a_cap_and_a_z_loss_are_what_autograd_makes_of_their_formulas(
     )
 
 
-def test_a_run_with_a_cap_and_a_z_loss_reports_the_cross_entropy(text: Path) -> None:
+def test_a_run_with_a_cap_and_a_z_loss_reports_the_cross_entropy() -> None:
     """Its evaluation is that of its logits; the z-loss changes weights and no loss of the first step."""
-    config = small_config("2bw", text=text, steps=3)
+    config = small_config("2bw", steps=3)
     config.model = replace(config.model, logit_softcap=0.05)
     losses, ends = {}, {}
     for z_loss in (0.0, 0.5):
@@ -315,8 +305,8 @@ def test_a_run_with_a_cap_and_a_z_loss_reports_the_cross_entropy(text: Path) -> 
     assert 0.04 < logits.abs().max() <= 0.05
 
 
-def test_planned_memory_of_a_loss_with_terms_is_that_of_one_chunk(text: Path) -> None:
-    config = small_config(text=text)
+def test_planned_memory_of_a_loss_with_terms_is_that_of_one_chunk() -> None:
+    config = small_config()
     assert head_chunk_rows(config) is None
     config.model = replace(config.model, z_loss=1e-4)
     assert head_chunk_rows(config) == config.train.microbatch_size * config.data.context

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,8 +118,8 @@ CONSTANT, GROWING = 0.25, 0.3
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.slow
-def test_coordinates_are_as_large_at_any_width_only_under_mup(optimizer: str, text: Path) -> None:
-    config = small_config("1f1b", text=text, optimizer=optimizer, lr=4e-3)
+def test_coordinates_are_as_large_at_any_width_only_under_mup(optimizer: str) -> None:
+    config = small_config("1f1b", optimizer=optimizer, lr=4e-3)
     under_mup = powers(config, "mup")
     assert len(under_mup) == 2 * 9
     assert max(map(abs, under_mup.values())) < CONSTANT, under_mup
@@ -143,10 +142,8 @@ def test_coordinates_are_as_large_at_any_width_only_under_mup(optimizer: str, te
     ],
 )
 @pytest.mark.slow
-def test_coordinates_of_the_other_optimizers(
-    optimizer: str, options: dict[str, Any], lr: float, text: Path
-) -> None:
-    config = small_config("1f1b", text=text, optimizer=optimizer, lr=lr)
+def test_coordinates_of_the_other_optimizers(optimizer: str, options: dict[str, Any], lr: float) -> None:
+    config = small_config("1f1b", optimizer=optimizer, lr=lr)
     for key, value in options.items():
         setattr(config.optimizer, key, value)
     under_mup = powers(config, "mup")
@@ -154,9 +151,9 @@ def test_coordinates_of_the_other_optimizers(
 
 
 @pytest.mark.slow
-def test_what_a_block_adds_does_not_grow_with_the_depth(text: Path) -> None:
+def test_what_a_block_adds_does_not_grow_with_the_depth() -> None:
     """Of the residual stream behind the last block, whose changes add up over up to eight times as many."""
-    config = small_config("1f1b", text=text, optimizer="adamw", lr=4e-3)
+    config = small_config("1f1b", optimizer="adamw", lr=4e-3)
     ends: dict[str, list[float]] = {"standard": [], "mup": []}
     for parametrization, sizes in ends.items():
         for layers in (2, 4, 8, 16):
@@ -169,8 +166,8 @@ def test_what_a_block_adds_does_not_grow_with_the_depth(text: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_model_of_the_base_size_is_the_standard_one_to_the_bit(optimizer: str, text: Path) -> None:
-    config = small_config("2bw", text=text, optimizer=optimizer)
+def test_a_model_of_the_base_size_is_the_standard_one_to_the_bit(optimizer: str) -> None:
+    config = small_config("2bw", optimizer=optimizer)
     standard = replay(config, recorder=Rows())
     config.model = replace(config.model, parametrization="mup", base_width=16, base_layers=4, base_head_dim=4)
     same = replay(config, recorder=Rows())
@@ -185,9 +182,9 @@ FOURTH = {"parametrization": "mup", "base_width": 4, "base_layers": 1, "base_hea
 """Of a model of width 16, four blocks, heads of 4: a quarter of it in all three."""
 
 
-def test_multipliers_are_those_of_the_formulas(text: Path) -> None:
+def test_multipliers_are_those_of_the_formulas() -> None:
     """Against a plain decoder with weights that hold them, which another test compares with its formulas."""
-    config = small_config(text=text)
+    config = small_config()
     plain = whole_model(config, dtype=torch.float64)
     config.model = replace(config.model, **FOURTH)
     scaled = whole_model(config, dtype=torch.float64)
@@ -216,31 +213,18 @@ def test_multipliers_are_those_of_the_formulas(text: Path) -> None:
     ],
 )
 def test_a_pipeline_trains_what_one_process_trains(
-    schedule: str,
-    cut: list[float] | None,
-    data: int,
-    tied: bool,
-    optimizer: str,
-    delay: int,
-    text: Path,
+    schedule: str, cut: list[float] | None, data: int, tied: bool, optimizer: str, delay: int
 ) -> None:
     """With a cap of the logits, and cut within a block, sharded over data ranks, tied, or split."""
     config = small_config(
-        schedule,
-        text=text,
-        cut=cut,
-        data=data,
-        optimizer=optimizer,
-        microbatches=4,
-        precision="float64",
-        clip_norm=0.05,
+        schedule, cut=cut, data=data, optimizer=optimizer, microbatches=4, precision="float64", clip_norm=0.05
     )
     config.model = replace(config.model, tied=tied, logit_softcap=3.0, **FOURTH)
     check_against_one_process(config, delay=delay)
 
 
-def test_initial_values_follow_the_width_in_blocks_and_the_base_depth(text: Path) -> None:
-    model = replace(small_config(text=text).model, width=256, **FOURTH)
+def test_initial_values_follow_the_width_in_blocks_and_the_base_depth() -> None:
+    model = replace(small_config().model, width=256, **FOURTH)
     for name, std in {
         "embedding.weight": 0.02,
         "head.weight": 0.02,
@@ -252,8 +236,8 @@ def test_initial_values_follow_the_width_in_blocks_and_the_base_depth(text: Path
         assert abs(matrix.std() / std - 1) < 0.02, name
 
 
-def test_rates_decays_and_epsilons_follow_the_size(text: Path) -> None:
-    config = small_config(text=text, optimizer="muon", lr=1e-3)
+def test_rates_decays_and_epsilons_follow_the_size() -> None:
+    config = small_config(optimizer="muon", lr=1e-3)
     config.optimizer.weight_decay = 0.1
     config.model = replace(config.model, **FOURTH)
     named = dict(whole_model(config, dtype=torch.float32).named_parameters())
@@ -279,14 +263,14 @@ def test_rates_decays_and_epsilons_follow_the_size(text: Path) -> None:
     assert groups("scion")["head"][:2] == (4e-3, 0.025)
 
 
-def test_optimizers_without_a_known_form_are_refused(text: Path) -> None:
+def test_optimizers_without_a_known_form_are_refused() -> None:
     defaults = {name: growth_refusal(method, method.defaults) for name, method in METHODS.items()}
     refused = {name for name, reason in defaults.items() if reason is not None}
     assert refused == {"sgd", "soap", "basis-rotation", "normuon"}
     original = {**METHODS["normuon"].defaults, "scale": "original"}
     assert growth_refusal(METHODS["normuon"], original) is None
     assert growth_refusal(METHODS["scion"], {**METHODS["scion"].defaults, "constrained": True}) is not None
-    config = small_config(text=text, optimizer="soap")
+    config = small_config(optimizer="soap")
     config.model = replace(config.model, **FOURTH)
     with pytest.raises(ConfigError, match=r"model.parametrization: mup: how steps of soap should"):
         check(config)
@@ -317,8 +301,8 @@ def test_optimizers_without_a_known_form_are_refused(text: Path) -> None:
         ),
     ],
 )
-def test_settings_without_a_meaning_are_refused(changes: dict[str, Any], message: str, text: Path) -> None:
-    config = small_config(text=text)
+def test_settings_without_a_meaning_are_refused(changes: dict[str, Any], message: str) -> None:
+    config = small_config()
     check(config)
     config.model = replace(config.model, **changes)
     with pytest.raises(ConfigError) as refused:

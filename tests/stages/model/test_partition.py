@@ -3,7 +3,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 from math import inf, nan
-from pathlib import Path
 
 import pytest
 import torch
@@ -218,18 +217,18 @@ def cut_within_blocks(halves: list[int], *, rank_of_stage: tuple[int, ...], head
     return cut_over_ranks(items=len(halves), work=work, fits=None, step=1)
 
 
-def test_the_v_is_cut_so_that_ranks_are_equally_fast(text: Path) -> None:
+def test_the_v_is_cut_so_that_ranks_are_equally_fast() -> None:
     """By stages, the best cut is 3, 3, 1, 1: a head of two blocks and the embedding are on rank 0."""
-    config = small_config("2bw-v", text=text, stages=2, layers=8)
+    config = small_config("2bw-v", stages=2, layers=8)
     spec = describe(replace(config.model, vocab_size=1))
     per_word = spec.head.forward_multiply_adds(context=12)
     config.model.vocab_size = round(2 * spec.blocks[0].forward_multiply_adds(context=12) / per_word)
     assert [len(cut.blocks) for cut in cut_of(config)] == [2, 3, 2, 1]
 
 
-def test_dense_first_blocks_have_a_cost_of_their_own(text: Path) -> None:
+def test_dense_first_blocks_have_a_cost_of_their_own() -> None:
     """A dense block here costs about as much as six with experts."""
-    config = with_experts(small_config("2bw", text=text, layers=9), dense_layers=1, active_experts=1)
+    config = with_experts(small_config("2bw", layers=9), dense_layers=1, active_experts=1)
     config.model.mlp_width = 800
     spec = describe(config.model)
     dense, routed = (spec.blocks[block].forward_multiply_adds(context=12) for block in (0, 1))
@@ -257,8 +256,8 @@ def test_the_default_cut_is_kept_where_everything_fits(stages: int, vocabulary: 
     assert cut == [len(of_stage.blocks) for of_stage in cut_model(model, stages=stages, context=16)]
 
 
-def test_a_cut_that_is_asked_for_changes_nothing_but_the_cut(text: Path) -> None:
-    config = small_config("1f1b", text=text, precision="float64")
+def test_a_cut_that_is_asked_for_changes_nothing_but_the_cut() -> None:
+    config = small_config("1f1b", precision="float64")
     asked = replace(config, parallel=replace(config.parallel, cut=[1, 3]))
     check(asked)
     assert [len(cut.blocks) for cut in cut_of(asked)] == [1, 3] != [len(cut.blocks) for cut in cut_of(config)]
@@ -271,9 +270,9 @@ def test_a_cut_that_is_asked_for_changes_nothing_but_the_cut(text: Path) -> None
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3", "experts", "tied"])
-def test_a_cut_within_blocks_changes_no_bit(model: str, text: Path) -> None:
+def test_a_cut_within_blocks_changes_no_bit(model: str) -> None:
     """Neither of the losses nor of the weights, which have the names that they have under any cut."""
-    config = small_config("2bw-v", text=text, layers=5, steps=3, clip="none", split=True)
+    config = small_config("2bw-v", layers=5, steps=3, clip="none", split=True)
     if model == "experts":
         config = with_experts(config, shared_experts=1, dense_layers=2)
     else:
@@ -296,14 +295,14 @@ def test_a_cut_within_blocks_changes_no_bit(model: str, text: Path) -> None:
 @pytest.mark.parametrize(
     "cut", [[4], [2, 1], [0, 4], [5, -1], [2, 1, 1], [1.25, 2.75], [3.5, 1], [3.75, 0.25], [nan, 4], [inf, 1]]
 )
-def test_a_cut_that_does_not_fit_the_model_is_refused(cut: list[float], text: Path) -> None:
-    config = small_config("1f1b", text=text, cut=cut)
+def test_a_cut_that_does_not_fit_the_model_is_refused(cut: list[float]) -> None:
+    config = small_config("1f1b", cut=cut)
     with pytest.raises(ConfigError, match=r"of 2 stages, whole or with .5, 4 in all and at least 0.5 each"):
         check(config)
 
 
-def test_a_cut_within_the_blocks_of_an_own_model_is_refused(text: Path) -> None:
-    config = small_config("1f1b", text=text, cut=[1.5, 2.5])
+def test_a_cut_within_the_blocks_of_an_own_model_is_refused() -> None:
+    config = small_config("1f1b", cut=[1.5, 2.5])
     config.model.factory = "somewhere:make"
     with pytest.raises(
         ConfigError, match=r"whole, since model.factory makes whole blocks, 4 in all and at least 1 each"

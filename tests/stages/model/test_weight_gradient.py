@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,7 +134,7 @@ def test_stacks_are_added_in_float32_and_empty_groups_get_nothing() -> None:
 
 
 def test_experts_halves_add_the_bits_of_their_whole_backward() -> None:
-    mixture = mixture_of(with_experts(small_config(text=Path("-")), expert_width=16).model)
+    mixture = mixture_of(with_experts(small_config(), expert_width=16).model)
     assert mixture is not None
     totals = []
     for split in (False, True):
@@ -179,16 +178,16 @@ class FloatCopies(TorchDispatchMode):
         return out
 
 
-def run_of(case: str, text: Path) -> RunConfig:
+def run_of(case: str) -> RunConfig:
     if case == "experts":
-        return with_experts(small_config("2bw", text=text, precision="bfloat16", steps=2), shared_experts=1)
+        return with_experts(small_config("2bw", precision="bfloat16", steps=2), shared_experts=1)
     options: dict[str, Any] = {
         "recomputed": {"schedule": "2bw", "recompute": "full"},
         "recomputed selectively": {"schedule": "2bw", "recompute": "selective"},
         "split": {"schedule": "zero-bubble"},
         "tied": {"schedule": "1f1b", "stages": 1},
     }[case]
-    config = small_config(text=text, precision="bfloat16", steps=2, **options)
+    config = small_config(precision="bfloat16", steps=2, **options)
     config.model.tied = case == "tied"
     return config
 
@@ -204,29 +203,29 @@ def shapes_copied(config: RunConfig) -> tuple[set[tuple[int, ...]], set[tuple[in
 
 
 @pytest.mark.parametrize("case", ["recomputed", "recomputed selectively", "split", "tied", "experts"])
-def test_no_gradient_is_copied_to_float32(case: str, text: Path) -> None:
-    assert shapes_copied(run_of(case, text))[1] == set()
+def test_no_gradient_is_copied_to_float32(case: str) -> None:
+    assert shapes_copied(run_of(case))[1] == set()
 
 
-def test_nor_is_that_of_a_head_in_chunks(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_is_that_of_a_head_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "LARGE_LOGITS", 0)
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 0)
     monkeypatch.setattr(chunks, "LEAST_ROWS", 10)
-    assert shapes_copied(run_of("split", text))[1] == set()
+    assert shapes_copied(run_of("split"))[1] == set()
 
 
 @pytest.mark.parametrize("case", ["tied", "experts"])
-def test_a_copy_would_be_seen(case: str, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_would_be_seen(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (layers, split_backward, experts_module):
         monkeypatch.setattr(module, "is_added_in_backward", lambda weight: False)
-    shapes, copied = shapes_copied(run_of(case, text))
+    shapes, copied = shapes_copied(run_of(case))
     assert copied == shapes
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_reduction_in_a_backward_hears_of_gradients_that_are_whole(tied: bool, text: Path) -> None:
+def test_a_reduction_in_a_backward_hears_of_gradients_that_are_whole(tied: bool) -> None:
     """Autograd reports a parameter after the backwards of all its uses, whoever adds the gradient."""
-    config = small_config(text=text, stages=1, precision="bfloat16")
+    config = small_config(stages=1, precision="bfloat16")
     config.model.tied = tied
     (rank,) = ranks_of(config)
     weights = rank.stages[0].weights

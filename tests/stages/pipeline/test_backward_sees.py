@@ -59,11 +59,10 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield
 
 
-def config_of(name: str, text: Path, *, precision: str, way: str, experts: bool = False) -> RunConfig:
+def config_of(name: str, *, precision: str, way: str, experts: bool = False) -> RunConfig:
     options = {**STASHED, **UNSTASHED}[name]
     config = small_config(
         name.partition(",")[0],
-        text=text,
         stages=3,
         microbatches=3,
         layers=3,
@@ -124,25 +123,21 @@ def versions_differ(run: Watched, microbatch: int) -> bool:
 )
 @pytest.mark.parametrize("name", [*STASHED, *UNSTASHED])
 @pytest.mark.slow
-def test_backward_sees_the_version_that_the_program_names(
-    name: str, precision: str, way: str, text: Path
-) -> None:
+def test_backward_sees_the_version_that_the_program_names(name: str, precision: str, way: str) -> None:
     if name in UNSTASHED and way == "compile":
         with pytest.raises(ConfigError, match=r"accepted with it: train.recompute: full") as caught:
-            config_of(name, text, precision=precision, way=way)
+            config_of(name, precision=precision, way=way)
         assert caught.value.key == "train.compile"
         return
-    check_what_backward_sees(name, config_of(name, text, precision=precision, way=way))
+    check_what_backward_sees(name, config_of(name, precision=precision, way=way))
 
 
 @pytest.mark.parametrize("way", ["plain", "recompute", "selective"])
 @pytest.mark.parametrize("name", ["2bw", "paci"])
 @pytest.mark.slow
-def test_backward_through_experts_sees_the_version_that_the_program_names(
-    name: str, way: str, text: Path
-) -> None:
+def test_backward_through_experts_sees_the_version_that_the_program_names(name: str, way: str) -> None:
     """In float32: in bfloat16 the order of two experts' scores may be another one after a rounding."""
-    check_what_backward_sees(name, config_of(name, text, precision="float32", way=way, experts=True))
+    check_what_backward_sees(name, config_of(name, precision="float32", way=way, experts=True))
 
 
 def check_what_backward_sees(name: str, config: RunConfig) -> None:
@@ -170,11 +165,11 @@ def check_what_backward_sees(name: str, config: RunConfig) -> None:
 
 
 @pytest.mark.slow
-def test_one_compilation_serves_all_blocks_and_versions(text: Path) -> None:
+def test_one_compilation_serves_all_blocks_and_versions() -> None:
     """Four blocks on two stages, three versions each, and recomputation on top."""
     compiled = counters["stats"]["unique_graphs"]
     for recompute in ("none", "full"):
-        config = small_config("2bw", text=text, delay=2, steps=5, recompute=recompute, compile=True)
+        config = small_config("2bw", delay=2, steps=5, recompute=recompute, compile=True)
         replay(config, recorder=Rows())
     # No more than one, and none where another test has been before.
     assert counters["stats"]["unique_graphs"] - compiled <= 1
@@ -184,13 +179,13 @@ def test_one_compilation_serves_all_blocks_and_versions(text: Path) -> None:
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.slow
 def test_compiled_runs_have_the_losses_of_plain_ones_and_resume_to_the_same_bits(
-    recompute: str, text: Path, tmp_path: Path
+    recompute: str, tmp_path: Path
 ) -> None:
     def run(
         *, steps: int = 6, compile: bool = True, folder: str | None = None
     ) -> tuple[list[float], str | None]:
         config = small_config(
-            "2bw", text=text, steps=6, eval_interval=3, coefficient=1.0, recompute=recompute, compile=compile
+            "2bw", steps=6, eval_interval=3, coefficient=1.0, recompute=recompute, compile=compile
         )
         rows = Rows()
         told = lambda: len(rows.of_kind("step")) >= steps  # noqa: E731
@@ -214,21 +209,21 @@ def test_compiled_runs_have_the_losses_of_plain_ones_and_resume_to_the_same_bits
 @pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble", "2bw"])
 @pytest.mark.slow
 def test_recomputation_changes_no_bit_where_backward_reads_the_forwards_weights(
-    schedule: str, precision: str, text: Path
+    schedule: str, precision: str
 ) -> None:
     """Zero-bubble too, whose weight gradients wait for a second half."""
     for experts in (False, True):
         ends = []
         for recompute in ("none", "selective", "full"):
             rows = Rows()
-            config = small_config(schedule, text=text, precision=precision, recompute=recompute)
+            config = small_config(schedule, precision=precision, recompute=recompute)
             replay(with_experts(config, shared_experts=1) if experts else config, recorder=rows)
             ends.append(rows.rows[-1]["weights_sha256"])
         assert ends[0] == ends[1] == ends[2]
 
 
 def test_a_stash_overwritten_too_early_is_caught_where_activations_are_recomputed(
-    text: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Autograd's version check cannot see it: the second forward would just read what is there."""
     forward = RankExecutor._forward
@@ -241,12 +236,10 @@ def test_a_stash_overwritten_too_early_is_caught_where_activations_are_recompute
 
     monkeypatch.setattr(RankExecutor, "_forward", spoiled)
     with pytest.raises(RuntimeError, match=r"its weights were written since the forward"):
-        replay(small_config("2bw", text=text, recompute="full"), recorder=Rows())
+        replay(small_config("2bw", recompute="full"), recorder=Rows())
 
 
-def test_a_machine_that_cannot_compile_ends_the_run_before_it_begins(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_that_cannot_compile_ends_the_run_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(RuntimeError, match=r"train.compile is true, but no compiler .*no-such-compiler"):
-        replay(small_config("2bw", text=text, compile=True), recorder=Rows())
+        replay(small_config("2bw", compile=True), recorder=Rows())

@@ -44,13 +44,13 @@ RATE = 0.25
 """So large that two versions of a bias choose differently."""
 
 
-def mixture(schedule: str, text: Path, *, stages: int = 2, **changed: Any) -> RunConfig:
+def mixture(schedule: str, *, stages: int = 2, **changed: Any) -> RunConfig:
     """A run with experts in all blocks but the first."""
     options = (SCHEDULES | TWO_STAGES_A_RANK)[schedule]
     per_rank = 2 if schedule in TWO_STAGES_A_RANK else options.get("chunks", 1)
     layers = max(4, stages * per_rank)
     given = {"microbatches": 2 * stages, "layers": layers, "data": 2} | options | changed
-    config = small_config(schedule, text=text, stages=stages, **given)
+    config = small_config(schedule, stages=stages, **given)
     return with_experts(config, dense_layers=1, balance_rate=RATE)
 
 
@@ -153,10 +153,10 @@ class Routed:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble", *DELAYED])
 def test_forward_backward_and_recomputation_route_by_the_version_that_the_forward_read(
-    schedule: str, text: Path, monkeypatch: pytest.MonkeyPatch
+    schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the loads of an update are those of its micro-batches on all data ranks, each counted once."""
-    config = mixture(schedule, text, recompute="full", microbatches=4, steps=3)
+    config = mixture(schedule, recompute="full", microbatches=4, steps=3)
     routed = Routed(config, monkeypatch)
     program, data = routed.program, config.parallel.data
     versions = {a.microbatch: {} for a in program.all_actions() if a.op is Op.FORWARD}
@@ -197,8 +197,8 @@ def test_forward_backward_and_recomputation_route_by_the_version_that_the_forwar
         assert int(loads[0].sum()) == tokens * data * program.update_interval
 
 
-def test_a_skipped_update_leaves_the_biases(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = mixture("2bw", text, steps=4)
+def test_a_skipped_update_leaves_the_biases(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = mixture("2bw", steps=4)
     spoil_gradients(monkeypatch, when=lambda weights: newest_version(weights) == 1, data_rank=1)
     routed = Routed(config, monkeypatch)
     for stage in (0, 1):
@@ -206,8 +206,8 @@ def test_a_skipped_update_leaves_the_biases(text: Path, monkeypatch: pytest.Monk
         assert not torch.equal(routed.biases[stage, 2], routed.biases[stage, 3])
 
 
-def test_without_balance_the_biases_stay_zero_and_loads_are_measured(text: Path) -> None:
-    config = mixture("2bw", text)
+def test_without_balance_the_biases_stay_zero_and_loads_are_measured() -> None:
+    config = mixture("2bw")
     config.model.balance, config.model.balance_rate = "none", None
     rows = Rows()
     weights = replay(config, recorder=rows).weights
@@ -217,12 +217,11 @@ def test_without_balance_the_biases_stay_zero_and_loads_are_measured(text: Path)
     assert rows.of_kind("segment")[0]["experts"]["max_over_mean"][0] > 1
 
 
-def every_case(text: Path) -> list[RunConfig]:
+def every_case() -> list[RunConfig]:
     """Every schedule, with either optimizer, those with delayed gradients with error feedback."""
     return [
         mixture(
             schedule,
-            text,
             steps=3,
             optimizer=("adamw", "muon")[number % 2],
             coefficient=1.0 if schedule in DELAYED else 0.0,
@@ -240,10 +239,10 @@ def resume_here(process: Process, given: tuple[RunConfig, Path]) -> list[dict[st
 
 
 @pytest.mark.slow
-def test_a_distributed_run_goes_on_from_a_replay_to_its_bits(text: Path, tmp_path: Path) -> None:
+def test_a_distributed_run_goes_on_from_a_replay_to_its_bits(tmp_path: Path) -> None:
     """On two data ranks, which share the experts of a layer."""
     given, whole = [], []
-    for number, config in enumerate(every_case(text)):
+    for number, config in enumerate(every_case()):
         config, folder = saving(config), tmp_path / str(number)
         rows = Rows()
         replay(config, recorder=rows, checkpoints=folder)
@@ -257,9 +256,9 @@ def test_a_distributed_run_goes_on_from_a_replay_to_its_bits(text: Path, tmp_pat
     assert any(row["experts"]["max_over_mean"][-1] > 1.0 for row in whole[0] if row["kind"] == "segment")
 
 
-def test_biases_are_saved_by_name_and_reshard(text: Path, tmp_path: Path) -> None:
+def test_biases_are_saved_by_name_and_reshard(tmp_path: Path) -> None:
     def cut(stages: int, data: int) -> RunConfig:
-        config = mixture("2bw", text, stages=2, layers=4, microbatches=8 // data)
+        config = mixture("2bw", stages=2, layers=4, microbatches=8 // data)
         config.train.eval_interval = 4
         return saving(replace(config, parallel=ParallelConfig(stages=stages, data=data)), interval=2)
 

@@ -50,11 +50,10 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield
 
 
-def run_of(schedule: str, text: Path, *, compile: bool | None = None, **more: Any) -> RunConfig:
+def run_of(schedule: str, *, compile: bool | None = None, **more: Any) -> RunConfig:
     facts = FAMILY[schedule]
     config = small_config(
         schedule,
-        text=text,
         stages=2,
         microbatches=8 if schedule == "dualpipe-v" else 4,
         chunks=2 if "chunks" in facts.options else 1,
@@ -76,12 +75,10 @@ def run_of(schedule: str, text: Path, *, compile: bool | None = None, **more: An
     ("schedule", "cut"), [*((name, None) for name in FAMILY), ("zero-bubble", [1.5, 2.5])]
 )
 @pytest.mark.slow
-def test_every_schedule_trains_compiled_as_it_does_plain(
-    schedule: str, cut: list[float] | None, text: Path
-) -> None:
+def test_every_schedule_trains_compiled_as_it_does_plain(schedule: str, cut: list[float] | None) -> None:
     """All with one compilation of each form, such as half a block: the kernels are found again."""
     plain, compiled = (
-        replay(run_of(schedule, text, compile=compile, cut=cut), recorder=Rows()) for compile in (False, True)
+        replay(run_of(schedule, compile=compile, cut=cut), recorder=Rows()) for compile in (False, True)
     )
     assert compiled.train_losses == pytest.approx(plain.train_losses, rel=1e-12)
     for name, weight in plain.weights.items():
@@ -90,9 +87,9 @@ def test_every_schedule_trains_compiled_as_it_does_plain(
 
 @compiles_float64
 @pytest.mark.slow
-def test_documents_of_any_number_need_no_other_compilation(text: Path) -> None:
+def test_documents_of_any_number_need_no_other_compilation() -> None:
     """One for whole backwards, and one for split ones."""
-    config = run_of("zero-bubble", text, compile=True)
+    config = run_of("zero-bubble", compile=True)
     config.train.recompute = "selective"
     config = with_documents(config)
     plain = replay(replace(config, train=replace(config.train, compile=False)), recorder=Rows())
@@ -107,11 +104,11 @@ def test_documents_of_any_number_need_no_other_compilation(text: Path) -> None:
 
 @pytest.mark.parametrize("experts", [False, True])
 @pytest.mark.slow
-def test_a_compiled_first_half_leaves_the_matrices_to_the_second(experts: bool, text: Path) -> None:
+def test_a_compiled_first_half_leaves_the_matrices_to_the_second(experts: bool) -> None:
     """Those of linear layers; stacks of experts belong to the first half there."""
-    model = run_of("zero-bubble", text).model
+    model = run_of("zero-bubble").model
     if experts:
-        model = with_experts(run_of("zero-bubble", text), expert_width=16, shared_experts=1).model
+        model = with_experts(run_of("zero-bubble"), expert_width=16, shared_experts=1).model
     dtype, tolerance = (torch.float32, 1e-4) if FAILS_COMPILED_IN_FLOAT64 else (torch.float64, 1e-10)
     block = make_block(model, experts=experts).to(dtype)
     for name, parameter in block.named_parameters():
@@ -148,9 +145,9 @@ def test_a_compiled_first_half_leaves_the_matrices_to_the_second(experts: bool, 
 
 
 @pytest.mark.slow
-def test_matrices_of_a_compiled_block_in_bfloat16_gather_what_plain_ones_do(text: Path) -> None:
+def test_matrices_of_a_compiled_block_in_bfloat16_gather_what_plain_ones_do() -> None:
     """To a rounding of activations, and without one of the gradient: halves add the bits of the whole."""
-    config = run_of("2bw", text)
+    config = run_of("2bw")
     config.train.precision = "bfloat16"
     gathered = []
     for compiled, split in ((False, False), (True, False), (True, True)):
@@ -174,8 +171,8 @@ def test_matrices_of_a_compiled_block_in_bfloat16_gather_what_plain_ones_do(text
 
 
 @pytest.mark.parametrize("schedule", FAMILY)
-def test_blocks_are_compiled_by_default_on_a_gpu_where_they_can_be(schedule: str, text: Path) -> None:
-    config = run_of(schedule, text)
+def test_blocks_are_compiled_by_default_on_a_gpu_where_they_can_be(schedule: str) -> None:
+    config = run_of(schedule)
     assert (is_compiled(config, device="cuda"), is_compiled(config, device="cpu")) == (True, False)
     plain = replace(config, train=replace(config.train, recompute="none"))
     assert is_compiled(plain, device="cuda") == (config.train.recompute == "none")
@@ -185,10 +182,10 @@ def test_blocks_are_compiled_by_default_on_a_gpu_where_they_can_be(schedule: str
 
 
 def test_without_the_tools_blocks_are_compiled_only_where_that_is_asked_for(
-    text: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
-    config = run_of("2bw", text)
+    config = run_of("2bw")
     assert is_compiled(config, device="cuda")
     assert not compiles_here(config, device="cuda")
     config.train.compile = True
@@ -196,15 +193,15 @@ def test_without_the_tools_blocks_are_compiled_only_where_that_is_asked_for(
         compiles_here(config, device="cuda")
 
 
-def test_a_model_of_ones_own_is_not_compiled(text: Path) -> None:
-    config = run_of("2bw", text)
+def test_a_model_of_ones_own_is_not_compiled() -> None:
+    config = run_of("2bw")
     own = replace(config, model=replace(config.model, factory="mine:make"))
     assert not is_compiled(own, device="cuda")
 
 
-def test_the_start_says_whether_blocks_are_compiled(text: Path) -> None:
+def test_the_start_says_whether_blocks_are_compiled() -> None:
     rows = Rows()
-    replay(run_of("2bw", text), recorder=rows)
+    replay(run_of("2bw"), recorder=rows)
     [start] = rows.of_kind("start")
     assert (start["compiled"], start["warm_up_seconds"]) == (False, 0.0)
 
@@ -309,7 +306,7 @@ def budget(kind: str, *, recompute: str, compiled: bool, split: bool) -> dict[st
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("split", [False, True])
 def test_a_backward_makes_nothing_as_large_as_a_matrix_but_its_product_and_routes_once(
-    kind: str, split: bool, recompute: str, compiled: bool, text: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, split: bool, recompute: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """11 % of a 7b stage's time on a GPU were zeros of that size, which were made, widened and added. A
     mixture sorted its rows once more in each backward, and three times in a weight half."""
@@ -329,7 +326,6 @@ def test_a_backward_makes_nothing_as_large_as_a_matrix_but_its_product_and_route
         monkeypatch.setattr(runner, "_compile", outside)
     config = small_config(
         "zero-bubble" if split else "2bw",
-        text=text,
         stages=3,
         layers=3,
         precision="bfloat16",

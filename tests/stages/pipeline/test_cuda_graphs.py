@@ -4,7 +4,6 @@ not follow, an address outside of the graphs that is another than at first."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,16 +88,16 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def settings(text: Path, **case: Any) -> dict[str, Any]:
-    return {"text": text, "steps": 4, "eval_interval": 3, "layers": 4} | case
+def settings(**case: Any) -> dict[str, Any]:
+    return {"steps": 4, "eval_interval": 3, "layers": 4} | case
 
 
 @pytest.mark.usefixtures("recording")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case.values())))
 @pytest.mark.slow
-def test_runs_with_graphs_have_the_bits_of_runs_without(case: dict[str, Any], text: Path) -> None:
-    plain = replay(small_config(**settings(text, **case)), recorder=Rows())
-    with_graphs = replay(graphed(small_config(**settings(text, **case))), recorder=Rows())
+def test_runs_with_graphs_have_the_bits_of_runs_without(case: dict[str, Any]) -> None:
+    plain = replay(small_config(**settings(**case)), recorder=Rows())
+    with_graphs = replay(graphed(small_config(**settings(**case))), recorder=Rows())
     assert with_graphs.train_losses == plain.train_losses
     assert with_graphs.val_losses == plain.val_losses
     assert all(torch.equal(weight, plain.weights[name]) for name, weight in with_graphs.weights.items())
@@ -109,15 +108,15 @@ def _trained(process: Process, config: RunConfig) -> list[float]:
     return train(config, process=process, recorder=Rows()).train_losses
 
 
-def test_processes_have_the_bits_of_a_replay(text: Path) -> None:
-    config = small_config(**settings(text, schedule="2bw"))
+def test_processes_have_the_bits_of_a_replay() -> None:
+    config = small_config(**settings(schedule="2bw"))
     plain = replay(config, recorder=Rows()).train_losses
     assert plain in [losses for (losses,) in in_processes(_trained, [graphed(config)], size=2)]
 
 
 @pytest.mark.usefixtures("recording")
-def test_a_weight_version_that_moves_is_found(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = graphed(small_config(**settings(text, schedule="2bw")))
+def test_a_weight_version_that_moves_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = graphed(small_config(**settings(schedule="2bw")))
     oldest = WeightVersions.oldest
 
     def moved(self: WeightVersions) -> Any:
@@ -136,8 +135,8 @@ def test_a_weight_version_that_moves_is_found(text: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("recording")
-def test_a_slot_of_two_microbatches_is_found(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = graphed(small_config(**settings(text, schedule="2bw")))
+def test_a_slot_of_two_microbatches_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = graphed(small_config(**settings(schedule="2bw")))
     forward = cuda_graphs.GraphedStage.forward
 
     def keeping(self: cuda_graphs.GraphedStage, *args: Any, **kwargs: Any) -> Any:
@@ -152,8 +151,8 @@ def test_a_slot_of_two_microbatches_is_found(text: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("recording")
-def test_capture_leaves_nothing_behind(text: Path) -> None:
-    config = graphed(small_config(**settings(text, schedule="2bw", stages=1)))
+def test_capture_leaves_nothing_behind() -> None:
+    config = graphed(small_config(**settings(schedule="2bw", stages=1)))
     [rank] = ranks_of(config)
     weights = rank.stages[0].weights
     where = [parameter.grad for parameter in weights.replicas[0].parameters]
@@ -163,8 +162,8 @@ def test_capture_leaves_nothing_behind(text: Path) -> None:
 
 
 @pytest.mark.usefixtures("recording")
-def test_the_plan_counts_slots(text: Path) -> None:
-    config = small_config(**settings(text, schedule="2bw-v", precision="bfloat16"))
+def test_the_plan_counts_slots() -> None:
+    config = small_config(**settings(schedule="2bw-v", precision="bfloat16"))
     config.site.device = "cuda"
     plain = planned_memory(config)
     graphed(config)
@@ -184,16 +183,16 @@ def test_the_plan_counts_slots(text: Path) -> None:
 @pytest.mark.parametrize("schedule", ["2bw", "zero-bubble"])
 @pytest.mark.slow
 def test_a_rehearsal_runs_them(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = graphed(small_config(schedule, text=Path("none"), microbatches=4, steps=20))
+    config = graphed(small_config(schedule, microbatches=4, steps=20))
     config.train.compile = False
     found = rehearse_rank(config, rank=0, data_rank=0, device="cuda")
     assert not found.faults
     assert found.kept["other"] > 0
 
 
-def test_what_has_no_graphs_is_refused(text: Path) -> None:
-    config = graphed(small_config(text=text))
-    on_cpu = graphed(small_config(text=text))
+def test_what_has_no_graphs_is_refused() -> None:
+    config = graphed(small_config())
+    on_cpu = graphed(small_config())
     on_cpu.site.device = "cpu"
     for refused, what in [
         (with_experts(config), "experts"),

@@ -76,8 +76,8 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
 
 
-def config_of(name: str, text: Path, **options: Any) -> RunConfig:
-    return small_config(name, text=text, microbatches=4, **options)
+def config_of(name: str, **options: Any) -> RunConfig:
+    return small_config(name, microbatches=4, **options)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def config_of(name: str, text: Path, **options: Any) -> RunConfig:
     ],
 )
 def test_it_computes_what_the_same_schedule_of_the_family_does(
-    name: str, like: str, options: dict[str, Any], text: Path
+    name: str, like: str, options: dict[str, Any]
 ) -> None:
-    config, of_family = (config_of(schedule, text, **options) for schedule in (name, like))
+    config, of_family = (config_of(schedule, **options) for schedule in (name, like))
     check(config)
     assert schedule_facts(config) == schedule_facts(of_family)
     weights, expected = (replay(one, recorder=Rows()).weights for one in (config, of_family))
@@ -102,14 +102,14 @@ def test_it_computes_what_the_same_schedule_of_the_family_does(
     assert all(torch.equal(weights[key], tensor) for key, tensor in expected.items())
 
 
-def test_its_facts_are_those_of_its_program(text: Path) -> None:
-    facts = schedule_facts(config_of("my_schedules:delayed_gpipe", text))
+def test_its_facts_are_those_of_its_program() -> None:
+    facts = schedule_facts(config_of("my_schedules:delayed_gpipe"))
     assert (facts.synchronous, facts.updates_together, facts.stages) == (False, True, 2)
     with pytest.raises(ConfigError, match="corrects for delay") as refused:
-        check(config_of("my_schedules:gpipe", text, coefficient=1.0))
+        check(config_of("my_schedules:gpipe", coefficient=1.0))
     assert refused.value.key == "error_feedback"
     with pytest.raises(ConfigError, match="each stage updates on its own"):
-        check(config_of("further:eager", text))
+        check(config_of("further:eager"))
 
 
 def train_and_resume(process: Process, given: tuple[RunConfig, Path]) -> list[list[dict[str, Any]]]:
@@ -125,10 +125,10 @@ def train_and_resume(process: Process, given: tuple[RunConfig, Path]) -> list[li
     return [measured(rows) for rows in runs]
 
 
-def test_processes_compute_the_bits_of_replay_and_go_on_to_them(text: Path, tmp_path: Path) -> None:
+def test_processes_compute_the_bits_of_replay_and_go_on_to_them(tmp_path: Path) -> None:
     names = {"my_schedules:gpipe": "global", "my_schedules:delayed_gpipe": "global", "further:eager": "stage"}
     given = [
-        (saving(config_of(name, text, clip=clip)), tmp_path / str(number))
+        (saving(config_of(name, clip=clip)), tmp_path / str(number))
         for number, (name, clip) in enumerate(names.items())
     ]
     by_rank = in_processes(train_and_resume, given, size=2)
@@ -156,9 +156,9 @@ def test_processes_compute_the_bits_of_replay_and_go_on_to_them(text: Path, tmp_
         ("further:without_last_backward", "have no backward; first micro-batch 0 of stage 0; 12 in all"),
     ],
 )
-def test_untrainable_settings_are_refused_by_key(name: str, says: str, text: Path) -> None:
+def test_untrainable_settings_are_refused_by_key(name: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as refused:
-        check(config_of(name, text))
+        check(config_of(name))
     assert refused.value.key == "schedule.name"
 
 
@@ -172,16 +172,14 @@ def test_untrainable_settings_are_refused_by_key(name: str, says: str, text: Pat
         ("further:v_shaped", "sync-start needs one stage a rank, in order"),
     ],
 )
-def test_a_synchronous_start_leaves_one_version_and_one_stage_per_rank(
-    name: str, says: str, text: Path
-) -> None:
-    config = config_of(name, text)
+def test_a_synchronous_start_leaves_one_version_and_one_stage_per_rank(name: str, says: str) -> None:
+    config = config_of(name)
     config.correction = CorrectionConfig(name="sync-start", sync_steps=2)
     with pytest.raises(ConfigError, match=says):
         check(config)
 
 
-def test_sweep_names_every_mistake_in_a_line(tmp_path: Path, text: Path) -> None:
+def test_sweep_names_every_mistake_in_a_line(tmp_path: Path) -> None:
     template = tmp_path / "t.yaml"
     template.write_text(
         'matrix: {schedule: "further:without_last_backward", optimizer: adamw}\n'
@@ -198,7 +196,7 @@ def test_sweep_names_every_mistake_in_a_line(tmp_path: Path, text: Path) -> None
     assert asyncpp(*words).code == 0
 
 
-def test_an_option_that_the_function_does_not_take_is_refused(text: Path) -> None:
-    config = config_of("my_schedules:gpipe", text)
+def test_an_option_that_the_function_does_not_take_is_refused() -> None:
+    config = config_of("my_schedules:gpipe")
     with pytest.raises(ConfigError, match="does not take chunks"):
         check(replace(config, schedule=replace(config.schedule, chunks=2)))

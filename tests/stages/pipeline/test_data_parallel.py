@@ -22,11 +22,10 @@ from stages.training_loop import SkippedTooOftenError
 from stages.validation import ConfigError, check
 
 
-def of_every_schedule(text: Path, *, data: int) -> list[RunConfig]:
+def of_every_schedule(*, data: int) -> list[RunConfig]:
     return [
         small_config(
             schedule,
-            text=text,
             data=data,
             microbatches=4,
             layers=2 * options.get("chunks", 1),
@@ -39,12 +38,11 @@ def of_every_schedule(text: Path, *, data: int) -> list[RunConfig]:
     ]
 
 
-def in_a_v(text: Path, *, data: int) -> list[RunConfig]:
+def in_a_v(*, data: int) -> list[RunConfig]:
     """2bw-v with whole and with split backwards."""
     return [
         small_config(
             "2bw-v",
-            text=text,
             data=data,
             microbatches=4,
             optimizer=optimizer,
@@ -92,12 +90,12 @@ def do(process: Process, job: Job) -> list[list[dict[str, Any]]] | str:
 
 
 @pytest.mark.slow
-def test_processes_of_two_data_ranks(shared_text: Path, tmp_path: Path) -> None:
+def test_processes_of_two_data_ranks(tmp_path: Path) -> None:
     """Every schedule; and two that go on from a checkpoint, a V, and one that gives up."""
-    configs = of_every_schedule(shared_text, data=2)
-    folded = in_a_v(shared_text, data=2)
+    configs = of_every_schedule(data=2)
+    folded = in_a_v(data=2)
     resumed = [saving(config) for config in configs if config.schedule.name in ("2bw", "paci")]
-    diverging = small_config("2bw", text=shared_text, data=2, steps=9)
+    diverging = small_config("2bw", data=2, steps=9)
     diverging.train.max_skipped = 3
     jobs = [
         *(Job(config, in_small_rounds=True) for config in configs),
@@ -132,9 +130,9 @@ def test_processes_of_two_data_ranks(shared_text: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_processes_of_three_data_ranks_add_in_the_order_of_the_ranks(shared_text: Path) -> None:
+def test_processes_of_three_data_ranks_add_in_the_order_of_the_ranks() -> None:
     """Around a ring, parts of the gradient would be added in other orders."""
-    config = small_config("2bw", text=shared_text, stages=1, data=3, optimizer="muon", clip_norm=0.3)
+    config = small_config("2bw", stages=1, data=3, optimizer="muon", clip_norm=0.3)
     by_rank = in_processes(do, [Job(config, in_small_rounds=True)], size=3)
     rows = Rows()
     replay(config, recorder=rows)
@@ -154,11 +152,10 @@ def test_processes_of_three_data_ranks_add_in_the_order_of_the_ranks(shared_text
 )
 @pytest.mark.slow
 def test_a_run_is_one_process_on_the_micro_batches_of_all(
-    schedule: str, data: int, optimizer: str, options: dict[str, Any], text: Path
+    schedule: str, data: int, optimizer: str, options: dict[str, Any]
 ) -> None:
     config = small_config(
         schedule,
-        text=text,
         data=data,
         optimizer=optimizer,
         steps=6,
@@ -179,14 +176,13 @@ def test_a_run_is_one_process_on_the_micro_batches_of_all(
     ],
 )
 @pytest.mark.slow
-def test_rotations_do_not_depend_on_the_layout(optimizer: str, options: dict[str, Any], text: Path) -> None:
+def test_rotations_do_not_depend_on_the_layout(optimizer: str, options: dict[str, Any]) -> None:
     """Gradients of rank below their size: no axis of a null space comes from rounding, in 40 steps. Axes are
     exact to eps^(1/4), 1e-4, at worst (`in_range`), and a step is 5e-3."""
     runs = []
     for data in (1, 2):
         config = small_config(
             "2bw",
-            text=text,
             data=data,
             microbatches=4 // data,
             optimizer=optimizer,
@@ -204,8 +200,8 @@ def test_rotations_do_not_depend_on_the_layout(optimizer: str, options: dict[str
 
 
 @pytest.mark.slow
-def test_delay_compensation_acts_on_the_sum(text: Path) -> None:
-    config = small_config("2bw", text=text, data=2, steps=5, precision="float64")
+def test_delay_compensation_acts_on_the_sum() -> None:
+    config = small_config("2bw", data=2, steps=5, precision="float64")
     config.correction = CorrectionConfig(name="delay-compensation", strength=30.0)
     check_against_one_process(config, delay=1, compensation=30.0)
 
@@ -214,10 +210,8 @@ def test_delay_compensation_acts_on_the_sum(text: Path) -> None:
     ("optimizer", "form"), [("adamw", "buffered"), ("muon", "look-ahead"), ("soap", "look-ahead")]
 )
 @pytest.mark.slow
-def test_a_run_of_two_data_ranks_goes_on_to_the_same_bits(
-    optimizer: str, form: str, text: Path, tmp_path: Path
-) -> None:
-    config = small_config("2bw", text=text, data=2, optimizer=optimizer, coefficient=1.0, form=form)
+def test_a_run_of_two_data_ranks_goes_on_to_the_same_bits(optimizer: str, form: str, tmp_path: Path) -> None:
+    config = small_config("2bw", data=2, optimizer=optimizer, coefficient=1.0, form=form)
     replay_twice(saving(config), tmp_path / "c", step=2)
 
 
@@ -225,16 +219,11 @@ def test_a_run_of_two_data_ranks_goes_on_to_the_same_bits(
 @pytest.mark.parametrize(("before", "now"), [((2, 1), (1, 2)), ((2, 2), (4, 1)), ((1, 4), (2, 2))])
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_data_ranks_and_stages(
-    before: tuple[int, int],
-    now: tuple[int, int],
-    form: str,
-    optimizer: str,
-    text: Path,
-    tmp_path: Path,
+    before: tuple[int, int], now: tuple[int, int], form: str, optimizer: str, tmp_path: Path
 ) -> None:
     def of(stages: int, data: int) -> RunConfig:
         """The same micro-batches in a step, dealt to the data ranks."""
-        config = small_config("2bw", text=text, optimizer=optimizer, coefficient=1.0, form=form, steps=8)
+        config = small_config("2bw", optimizer=optimizer, coefficient=1.0, form=form, steps=8)
         config.schedule = ScheduleConfig(name="2bw", microbatches=4 // data)
         config.parallel = ParallelConfig(stages=stages, data=data)
         return saving(config, interval=4)
@@ -262,8 +251,8 @@ def test_parameters_are_shared_out_whole_and_evenly() -> None:
     assert many.parts[-3:] == (1, 0, 0)
 
 
-def test_a_correction_that_needs_the_whole_master_copy_is_refused(text: Path) -> None:
-    config = small_config("paci", text=text, data=2, clip="stage")
+def test_a_correction_that_needs_the_whole_master_copy_is_refused() -> None:
+    config = small_config("paci", data=2, clip="stage")
     config.correction = CorrectionConfig(name="discrepancy")
     with pytest.raises(
         ConfigError, match=r"parallel\.data: is 2, and discrepancy needs .*; accepted with it: 1"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,21 +24,21 @@ from stages.trainer import replay
 
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.slow
-def test_a_distributed_run_is_its_replay_bit_for_bit(stages: int, text: Path) -> None:
+def test_a_distributed_run_is_its_replay_bit_for_bit(stages: int) -> None:
     narrow = [
-        small_config(schedule, text=text, stages=stages, microbatches=stages, precision="bfloat16")
+        small_config(schedule, stages=stages, microbatches=stages, precision="bfloat16")
         for schedule in ("2bw", "zero-bubble")
     ]
-    chosen = cases(text, stages=stages, experts_at=stages % 2, one_each=stages == 3)
+    chosen = cases(stages=stages, experts_at=stages % 2, one_each=stages == 3)
     configs = [*chosen, narrow[0], with_experts(narrow[1])]
     check_processes_are_replays(configs, size=stages)
 
 
 @pytest.mark.slow
-def test_running_further_ahead_computes_the_same_weights(text: Path) -> None:
+def test_running_further_ahead_computes_the_same_weights() -> None:
     # As few micro-batches as it can have: the update is due as soon as its gradient is there.
     usual, further = (
-        small_config("2bw", text=text, stages=3, microbatches=4, ahead=ahead, coefficient=1.0, steps=6)
+        small_config("2bw", stages=3, microbatches=4, ahead=ahead, coefficient=1.0, steps=6)
         for ahead in (1, 2)
     )
     [distributed] = check_processes_are_replays([further], size=3)
@@ -51,26 +49,17 @@ def test_running_further_ahead_computes_the_same_weights(text: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_chunk_of_more_microbatches_than_usually_wait_to_be_received_ends(text: Path) -> None:
+def test_a_chunk_of_more_microbatches_than_usually_wait_to_be_received_ends() -> None:
     """The second rank sends all of a chunk before the first takes one: with eight on the way both waited."""
-    config = small_config("looped-bfs", text=text, stages=2, chunks=2, microbatches=24, steps=2)
+    config = small_config("looped-bfs", stages=2, chunks=2, microbatches=24, steps=2)
     assert sends_in_flight(segment_program(config, first_step=0, steps=2)) > UNACKNOWLEDGED
     check_processes_are_replays([config], size=2)
 
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize(("optimizer", "coefficient"), [("adamw", 1.0), ("muon", 0.0)])
-def test_the_v_trains_as_2bw_does_on_the_same_stages(
-    split: bool, optimizer: str, coefficient: float, text: Path
-) -> None:
-    common = {
-        "text": text,
-        "microbatches": 4,
-        "layers": 4,
-        "steps": 6,
-        "optimizer": optimizer,
-        "coefficient": coefficient,
-    }
+def test_the_v_trains_as_2bw_does_on_the_same_stages(split: bool, optimizer: str, coefficient: float) -> None:
+    common = {"microbatches": 4, "layers": 4, "steps": 6, "optimizer": optimizer, "coefficient": coefficient}
     rows, of_2bw = Rows(), Rows()
     replay(small_config("2bw-v", stages=2, split=split, **common), recorder=rows)
     replay(small_config("2bw", stages=4, **common), recorder=of_2bw)
@@ -124,9 +113,9 @@ def torch_losses(process: Process, config: RunConfig) -> list[float]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.slow
-def test_losses_are_those_of_torch_pipelining(text: Path) -> None:
+def test_losses_are_those_of_torch_pipelining() -> None:
     configs = [
-        small_config(name, text=text, stages=2, microbatches=4, steps=1, precision="float64")
+        small_config(name, stages=2, microbatches=4, steps=1, precision="float64")
         for name in ("1f1b", "gpipe")
     ]
     by_rank = in_processes(torch_losses, configs, size=2)

@@ -24,7 +24,7 @@ from stages.trainer import replay
 END = ord(" ")
 
 
-def config_of(schedule: str, text: Path, *, family: str = "llama", **changed: Any) -> RunConfig:
+def config_of(schedule: str, *, family: str = "llama", **changed: Any) -> RunConfig:
     facts = FAMILY[schedule]
     microbatches = 4 if schedule == "dualpipe-v" else 2
     settings: dict[str, Any] = {
@@ -37,7 +37,7 @@ def config_of(schedule: str, text: Path, *, family: str = "llama", **changed: An
         "layers": 4,
         "precision": "float64",
     }
-    config = with_documents(small_config(schedule, text=text, **settings | changed))
+    config = with_documents(small_config(schedule, **settings | changed))
     if family == "experts":
         return with_experts(config, shared_experts=1, dense_layers=1)
     if family == "mup":
@@ -96,10 +96,10 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("schedule", "family", "changed"), CASES)
 def test_the_gradient_is_that_of_each_document_alone(
-    schedule: str, family: str, changed: dict[str, Any], text: Path
+    schedule: str, family: str, changed: dict[str, Any]
 ) -> None:
     """Of the first step, at the initial weights, under whatever delay."""
-    config = config_of(schedule, text, family=family, **changed)
+    config = config_of(schedule, family=family, **changed)
     _, expected = alone(config, windows_of(config, steps=1))
     check_first_gradient(config, expected)
 
@@ -109,10 +109,10 @@ def test_the_gradient_is_that_of_each_document_alone(
     [("1f1b", "llama", 1), ("2bw", "llama", 2), ("2bw-v", "tied", 2), ("2bw", "mup", 1)],
 )
 def test_losses_in_training_and_validation_are_those_of_each_document_alone(
-    schedule: str, family: str, data: int, text: Path, tmp_path: Path
+    schedule: str, family: str, data: int, tmp_path: Path
 ) -> None:
     """Also of a further validation set, whose documents are shorter."""
-    config = config_of(schedule, text, family=family, data=data, steps=1, lr=1e-12)
+    config = config_of(schedule, family=family, data=data, steps=1, lr=1e-12)
     (tmp_path / "set.txt").write_text("it is of no use to be at an end so we go on " * 4)
     config.data.validation = {"short": str(tmp_path / "set.txt")}
     result = replay(config, recorder=(rows := Rows()))
@@ -132,9 +132,9 @@ def test_losses_in_training_and_validation_are_those_of_each_document_alone(
     assert result.val_losses == [row["sets"]["data"]["val_loss"]]
 
 
-def test_positions_begin_at_zero_in_each_document(text: Path) -> None:
+def test_positions_begin_at_zero_in_each_document() -> None:
     """Attention depends on differences of rotary positions alone, so no loss shows where they begin."""
-    config = config_of("1f1b", text)
+    config = config_of("1f1b")
     documents = batches(config).documents(0)
     assert documents is not None
     module = whole_model(config, dtype=torch.float64)
@@ -149,15 +149,15 @@ def test_positions_begin_at_zero_in_each_document(text: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_distributed_run_is_its_replay_bit_for_bit(text: Path) -> None:
+def test_a_distributed_run_is_its_replay_bit_for_bit() -> None:
     """Three processes, of which the one in the middle computes neither tokens nor losses."""
     common = {"stages": 3, "microbatches": 6, "layers": 6, "precision": "float32"}
     configs = [
-        config_of(name, text, **common | {"split": name == "2bw-v"})
+        config_of(name, **common | {"split": name == "2bw-v"})
         for name in ("1f1b", "2bw", "zero-bubble", "pipedream", "paci", "zb-v", "2bw-v")
     ]
     configs += [
-        config_of("2bw", text, family="experts", **common, recompute="selective"),
-        config_of("1f1b", text, **common | {"precision": "bfloat16"}, recompute="full"),
+        config_of("2bw", family="experts", **common, recompute="selective"),
+        config_of("1f1b", **common | {"precision": "bfloat16"}, recompute="full"),
     ]
     check_processes_are_replays(configs, size=3)

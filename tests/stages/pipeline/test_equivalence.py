@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from support.single_process import (
@@ -44,18 +42,12 @@ SYNCHRONOUS = tuple(name for name, schedule in FAMILY.items() if schedule.synchr
     ],
 )
 def test_gradients_of_synchronous_schedules_are_those_of_a_single_process(
-    schedule: str, stages: int, family: str, text: Path
+    schedule: str, stages: int, family: str
 ) -> None:
     chunks = 2 if "chunks" in FAMILY[schedule].options else 1
     microbatches = 8 if schedule == "dualpipe-v" else 4
     config = small_config(
-        schedule,
-        text=text,
-        stages=stages,
-        microbatches=microbatches,
-        chunks=chunks,
-        layers=8,
-        precision="float64",
+        schedule, stages=stages, microbatches=microbatches, chunks=chunks, layers=8, precision="float64"
     )
     family, _, within = family.partition(" ")
     if within:
@@ -76,11 +68,10 @@ def test_gradients_of_synchronous_schedules_are_those_of_a_single_process(
 )
 @pytest.mark.slow
 def test_a_run_is_the_recurrence_written_out_on_one_process(
-    schedule: str, delay: int, coefficient: float, optimizer: str, text: Path
+    schedule: str, delay: int, coefficient: float, optimizer: str
 ) -> None:
     config = small_config(
         schedule,
-        text=text,
         stages=3,
         microbatches=3,
         optimizer=optimizer,
@@ -92,8 +83,8 @@ def test_a_run_is_the_recurrence_written_out_on_one_process(
     check_against_one_process(config, delay=delay)
 
 
-def test_synchronous_vs_train_to_the_weights_of_1f1b(text: Path) -> None:
-    common = {"text": text, "microbatches": 5, "layers": 4, "steps": 5, "optimizer": "muon"}
+def test_synchronous_vs_train_to_the_weights_of_1f1b() -> None:
+    common = {"microbatches": 5, "layers": 4, "steps": 5, "optimizer": "muon"}
     expected = replay(small_config("1f1b", precision="float64", **common), recorder=Rows())
     for schedule in ("zb-v", "v-half", "v-min"):
         result = replay(small_config(schedule, precision="float64", **common), recorder=Rows())
@@ -102,9 +93,9 @@ def test_synchronous_vs_train_to_the_weights_of_1f1b(text: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_stage_2bw_differs_from_synchronous_training(text: Path) -> None:
-    synchronous = replay(small_config("1f1b", text=text, steps=5), recorder=Rows())
-    delayed = replay(small_config("2bw", text=text, steps=5), recorder=Rows())
+def test_two_stage_2bw_differs_from_synchronous_training() -> None:
+    synchronous = replay(small_config("1f1b", steps=5), recorder=Rows())
+    delayed = replay(small_config("2bw", steps=5), recorder=Rows())
     # Steps 0 and 1 read W(0) and W(1) under 1f1b, W(0) twice under 2bw.
     assert delayed.train_losses[0] == synchronous.train_losses[0]
     assert delayed.train_losses[1] != synchronous.train_losses[1]
@@ -112,9 +103,9 @@ def test_two_stage_2bw_differs_from_synchronous_training(text: Path) -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "2bw"])
 @pytest.mark.slow
-def test_drains_change_no_weights(schedule: str, text: Path) -> None:
+def test_drains_change_no_weights(schedule: str) -> None:
     def final(eval_interval: int) -> dict[str, Tensor]:
-        config = small_config(schedule, text=text, steps=6, eval_interval=eval_interval, coefficient=0)
+        config = small_config(schedule, steps=6, eval_interval=eval_interval, coefficient=0)
         assert len(segment_lengths(config)) == -(-6 // eval_interval)
         return replay(config, recorder=Rows()).weights
 
@@ -124,17 +115,11 @@ def test_drains_change_no_weights(schedule: str, text: Path) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.slow
-def test_the_two_forms_of_error_feedback_agree(optimizer: str, text: Path) -> None:
+def test_the_two_forms_of_error_feedback_agree(optimizer: str) -> None:
     results = [
         replay(
             small_config(
-                "2bw",
-                text=text,
-                optimizer=optimizer,
-                coefficient=1.0,
-                form=form,
-                steps=8,
-                precision="float64",
+                "2bw", optimizer=optimizer, coefficient=1.0, form=form, steps=8, precision="float64"
             ),
             recorder=Rows(),
         )
@@ -144,9 +129,9 @@ def test_the_two_forms_of_error_feedback_agree(optimizer: str, text: Path) -> No
     assert results[0].val_losses == pytest.approx(results[1].val_losses, rel=1e-11)
 
 
-def test_weights_at_the_start_do_not_depend_on_the_cut(text: Path) -> None:
+def test_weights_at_the_start_do_not_depend_on_the_cut() -> None:
     def initial(stages: int) -> dict[str, Tensor]:
-        config = small_config(text=text, stages=stages)
+        config = small_config(stages=stages)
         ranks = build_ranks(
             config,
             connections=connect_in_process(rank_of_stage=range(stages), data_ranks=1),
@@ -170,8 +155,8 @@ def test_weights_at_the_start_do_not_depend_on_the_cut(text: Path) -> None:
 
 
 @pytest.mark.parametrize("clip", ["global", "stage", "none"])
-def test_what_is_clipped_by(clip: str, text: Path) -> None:
-    config = small_config(text=text, stages=2, microbatches=2, clip=clip, steps=1, precision="float64")
+def test_what_is_clipped_by(clip: str) -> None:
+    config = small_config(stages=2, microbatches=2, clip=clip, steps=1, precision="float64")
     rows = Rows()
     replay(config, recorder=rows)
     gradient, _ = step_gradient(
@@ -187,17 +172,10 @@ def test_what_is_clipped_by(clip: str, text: Path) -> None:
 
 @pytest.mark.parametrize(("schedule", "coefficient"), [("1f1b", 0.0), ("2bw", 0.0), ("2bw", 1.0)])
 def test_a_gradient_that_is_not_finite_skips_the_step_on_all_stages_and_changes_nothing_else(
-    schedule: str, coefficient: float, text: Path, monkeypatch: pytest.MonkeyPatch
+    schedule: str, coefficient: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_config(
-        schedule,
-        text=text,
-        stages=3,
-        microbatches=3,
-        layers=3,
-        coefficient=coefficient,
-        steps=6,
-        precision="float64",
+        schedule, stages=3, microbatches=3, layers=3, coefficient=coefficient, steps=6, precision="float64"
     )
     take = WeightVersions.take_gradient
 

@@ -79,8 +79,8 @@ def sharded(schedule: str, *, family: str = "llama", vocab_size: int = 259, **op
         ("1f1b", 1, "tied"),
     ],
 )
-def test_gradients_are_those_of_a_single_process(schedule: str, stages: int, family: str, text: Path) -> None:
-    config = sharded(schedule, family=family, text=text, stages=stages, microbatches=4, precision="float64")
+def test_gradients_are_those_of_a_single_process(schedule: str, stages: int, family: str) -> None:
+    config = sharded(schedule, family=family, stages=stages, microbatches=4, precision="float64")
     module = whole_model(config, dtype=torch.float64)
     expected, _ = step_gradient(module, batches(config), step=0, microbatches=4)
     check_first_gradient(config, expected)
@@ -104,12 +104,11 @@ def test_gradients_are_those_of_a_single_process(schedule: str, stages: int, fam
     ],
 )
 def test_a_run_is_the_recurrence_written_out_on_one_process(
-    schedule: str, stages: int, optimizer: str, coefficient: float, family: str, text: Path
+    schedule: str, stages: int, optimizer: str, coefficient: float, family: str
 ) -> None:
     config = sharded(
         schedule,
         family=family,
-        text=text,
         stages=stages,
         microbatches=6,
         optimizer=optimizer,
@@ -122,19 +121,19 @@ def test_a_run_is_the_recurrence_written_out_on_one_process(
 
 
 @pytest.mark.slow
-def test_processes_and_replay_agree_bit_for_bit(text: Path) -> None:
+def test_processes_and_replay_agree_bit_for_bit() -> None:
     configs = [
-        sharded(schedule, text=text, stages=2, microbatches=4, **options)
+        sharded(schedule, stages=2, microbatches=4, **options)
         for schedule in SCHEDULES
         for options in ({"precision": "bfloat16", "vocab_size": 301}, {"family": "tied"})
     ]
     check_processes_are_replays(configs, size=2)
 
 
-def test_the_loss_is_that_of_the_whole_head_to_rounding(text: Path) -> None:
+def test_the_loss_is_that_of_the_whole_head_to_rounding() -> None:
     """Sums over the vocabulary are in float32 in both, in another order: some thousand roundings of 6e-8 of
     terms that are all positive differ by far less than 1e-6."""
-    options: dict[str, Any] = {"text": text, "stages": 2, "microbatches": 4, "steps": 2, "eval_interval": 1}
+    options: dict[str, Any] = {"stages": 2, "microbatches": 4, "steps": 2, "eval_interval": 1}
     for precision, close in (("float32", 1e-6), ("bfloat16", 5e-3)):
         config = sharded("1f1b", vocab_size=4001, precision=precision, **options)
         with_shards = replay(config, recorder=Rows())
@@ -146,10 +145,8 @@ def test_the_loss_is_that_of_the_whole_head_to_rounding(text: Path) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "2bw", "2bw-v"])
-def test_a_run_goes_on_to_the_same_bits_with_the_same_shards(
-    schedule: str, text: Path, tmp_path: Path
-) -> None:
-    config = saving(sharded(schedule, text=text, stages=2, microbatches=4, optimizer="muon"))
+def test_a_run_goes_on_to_the_same_bits_with_the_same_shards(schedule: str, tmp_path: Path) -> None:
+    config = saving(sharded(schedule, stages=2, microbatches=4, optimizer="muon"))
     replay_twice(config, tmp_path, step=2)
 
 
@@ -164,7 +161,6 @@ def test_a_run_goes_on_with_other_shards_and_with_none(
     family: str,
     saved: tuple[int, bool],
     resumed: tuple[int, bool],
-    text: Path,
     tmp_path: Path,
 ) -> None:
     """As the run that went on with what saved: losses differ by the order of sums alone, and what is exported
@@ -174,7 +170,6 @@ def test_a_run_goes_on_with_other_shards_and_with_none(
         run = sharded(
             schedule,
             family=family,
-            text=text,
             stages=stages,
             microbatches=4,
             precision="float64",
@@ -206,18 +201,16 @@ def test_a_run_goes_on_with_other_shards_and_with_none(
         torch.testing.assert_close(another[name], weight, rtol=1e-10, atol=1e-12)
 
 
-def test_initial_weights_are_those_of_the_whole_head(text: Path) -> None:
-    config = sharded("1f1b", text=text, stages=3, microbatches=4, steps=1, lr=1e-30)
+def test_initial_weights_are_those_of_the_whole_head() -> None:
+    config = sharded("1f1b", stages=3, microbatches=4, steps=1, lr=1e-30)
     config.optimizer.weight_decay = 0.0
     trained = joined(replay(config, recorder=Rows()).weights)
     drawn = dict(whole_model(config, dtype=torch.float32).named_parameters())
     torch.testing.assert_close(trained["head.weight"], drawn["head.weight"], rtol=0, atol=1e-20)
 
 
-def test_a_gradient_that_is_not_finite_skips_the_step_on_all_shards(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = sharded("2bw", text=text, stages=2, microbatches=4, steps=5, precision="float64")
+def test_a_gradient_that_is_not_finite_skips_the_step_on_all_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = sharded("2bw", stages=2, microbatches=4, steps=5, precision="float64")
     spoil = HeadShard.gradient_factors
 
     def spoiled(self: HeadShard, kept: ShardPass, sums: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
@@ -267,8 +260,8 @@ def test_a_gradient_that_is_not_finite_skips_the_step_on_all_shards(
         ),
     ],
 )
-def test_what_cannot_be_sharded_is_refused(changed: dict[str, Any], problem: str, text: Path) -> None:
-    config = sharded("2bw", text=text, stages=3, microbatches=6)
+def test_what_cannot_be_sharded_is_refused(changed: dict[str, Any], problem: str) -> None:
+    config = sharded("2bw", stages=3, microbatches=6)
     for key, value in changed.items():
         if key in ("factory", "vocab_size", "z_loss", "tied"):
             setattr(config.model, key, value)

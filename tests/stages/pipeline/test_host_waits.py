@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,17 +100,17 @@ def values_asked(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[li
     ],
 )
 def test_schedules_ask_for_nothing_but_verdicts(
-    schedule: str, options: dict[str, Any], text: Path, monkeypatch: pytest.MonkeyPatch
+    schedule: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = small_config(schedule, text=text, steps=2, **options)
+    config = small_config(schedule, steps=2, **options)
     asked, verdicts = values_asked(config, monkeypatch)
     assert asked == []
     assert verdicts > 0
 
 
 @pytest.mark.parametrize("optimizer", NAMES)
-def test_optimizers_ask_for_nothing(optimizer: str, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = small_config("1f1b", text=text, stages=1, layers=2, steps=3, optimizer=optimizer)
+def test_optimizers_ask_for_nothing(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config("1f1b", stages=1, layers=2, steps=3, optimizer=optimizer)
     asked, _ = values_asked(config, monkeypatch)
     assert asked == []
 

@@ -33,10 +33,10 @@ from stages.weights.gradient_buffers import gradient_buffers
 IN_A_V = [*can_tie(), "2bw-v, split"]
 
 
-def tied_config(schedule: str, *, text: Path, **changed: Any) -> RunConfig:
+def tied_config(schedule: str, **changed: Any) -> RunConfig:
     name, _, split = schedule.partition(", ")
     options = {"stages": 2, "microbatches": 4, "layers": 5} | changed
-    config = small_config(name, text=text, split=bool(split), **options)
+    config = small_config(name, split=bool(split), **options)
     config.model.tied = True
     return config
 
@@ -58,9 +58,9 @@ def test_a_schedule_declares_whether_its_ends_can_share_a_matrix(schedule: str) 
         ("interleaved-1f1b", 1),
     ],
 )
-def test_the_gradient_is_the_sum_over_both_uses(schedule: str, stages: int, text: Path) -> None:
+def test_the_gradient_is_the_sum_over_both_uses(schedule: str, stages: int) -> None:
     chunks = 2 if schedule == "interleaved-1f1b" else 1
-    config = tied_config(schedule, text=text, stages=stages, chunks=chunks, precision="float64")
+    config = tied_config(schedule, stages=stages, chunks=chunks, precision="float64")
     untied = replace(config, model=replace(config.model, tied=False))
     reference = whole_model(untied, dtype=torch.float64)
     assert reference.head is not None
@@ -87,11 +87,10 @@ def test_the_gradient_is_the_sum_over_both_uses(schedule: str, stages: int, text
     ],
 )
 def test_a_run_is_the_recurrence_on_one_process(
-    schedule: str, stages: int, data: int, delay: int, optimizer: str, coefficient: float, text: Path
+    schedule: str, stages: int, data: int, delay: int, optimizer: str, coefficient: float
 ) -> None:
     config = tied_config(
         schedule,
-        text=text,
         stages=stages,
         data=data,
         optimizer=optimizer,
@@ -104,18 +103,18 @@ def test_a_run_is_the_recurrence_on_one_process(
 
 
 @pytest.mark.slow
-def test_distributed_is_replay_bit_for_bit(text: Path) -> None:
+def test_distributed_is_replay_bit_for_bit() -> None:
     configs = [
-        tied_config("2bw-v", text=text, steps=5, optimizer="muon", coefficient=1.0),
-        tied_config("2bw-v, split", text=text, steps=5, precision="bfloat16"),
-        tied_config("2bw-v", text=text, stages=1, data=2, steps=5),
-        tied_config("zb-v", text=text, stages=1, data=2, steps=5),
+        tied_config("2bw-v", steps=5, optimizer="muon", coefficient=1.0),
+        tied_config("2bw-v, split", steps=5, precision="bfloat16"),
+        tied_config("2bw-v", stages=1, data=2, steps=5),
+        tied_config("zb-v", stages=1, data=2, steps=5),
     ]
     check_processes_are_replays(configs, size=2)
 
 
-def test_it_goes_on_from_a_checkpoint_and_on_other_stages(text: Path, tmp_path: Path) -> None:
-    config = saving(tied_config("2bw-v", text=text, steps=6, coefficient=1.0, optimizer="muon"))
+def test_it_goes_on_from_a_checkpoint_and_on_other_stages(tmp_path: Path) -> None:
+    config = saving(tied_config("2bw-v", steps=6, coefficient=1.0, optimizer="muon"))
     replay_twice(config, tmp_path / "c", step=4)
     # A drain of 2bw-v leaves two versions, which 2bw on one rank goes on with.
     alone = replace(config, schedule=replace(config.schedule, name="2bw"))
@@ -135,9 +134,9 @@ def test_it_goes_on_from_a_checkpoint_and_on_other_stages(text: Path, tmp_path: 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("schedule", ["2bw-v", "zb-v", "1f1b"])
-def test_memory_is_what_the_plan_says(schedule: str, precision: str, text: Path) -> None:
+def test_memory_is_what_the_plan_says(schedule: str, precision: str) -> None:
     stages = 1 if schedule == "1f1b" else 2
-    config = tied_config(schedule, text=text, stages=stages, precision=precision, optimizer="muon")
+    config = tied_config(schedule, stages=stages, precision=precision, optimizer="muon")
     config.site.device = "cpu"
     rows = Rows()
     replay(config, recorder=rows)
@@ -152,8 +151,8 @@ def test_memory_is_what_the_plan_says(schedule: str, precision: str, text: Path)
     assert sum(parameters) == describe(config.model).parameter_count
 
 
-def test_the_matrix_is_counted_once_and_computed_with_twice(text: Path) -> None:
-    config = tied_config("2bw-v", text=text)
+def test_the_matrix_is_counted_once_and_computed_with_twice() -> None:
+    config = tied_config("2bw-v")
     tied, untied = (describe(replace(config.model, tied=choice)) for choice in (True, False))
     matrix = config.model.vocab_size * config.model.width
     assert tied.parameter_count == untied.parameter_count - matrix
@@ -170,9 +169,9 @@ def test_the_matrix_is_counted_once_and_computed_with_twice(text: Path) -> None:
         ({"schedule": "paci", "clip": "stage"}, "needs embedding and head on one rank"),
     ],
 )
-def test_elsewhere_it_is_refused(changed: dict[str, Any], message: str, text: Path) -> None:
+def test_elsewhere_it_is_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
-        check(tied_config(text=text, **changed))
+        check(tied_config(**changed))
     assert refused.value.key == "model.tied"
     assert "\n" not in str(refused.value)
 

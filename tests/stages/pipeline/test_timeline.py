@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,11 +29,10 @@ def timelines_of(process: Process, config: RunConfig) -> list[dict[str, Any]]:
     return rows.timelines
 
 
-def runs(text: Path) -> list[RunConfig]:
+def runs() -> list[RunConfig]:
     return [
         small_config(
             schedule,
-            text=text,
             stages=2,
             microbatches=MICROBATCHES,
             layers=4,
@@ -47,8 +45,8 @@ def runs(text: Path) -> list[RunConfig]:
 
 
 @pytest.mark.slow
-def test_a_pipelines_timeline_is_its_program_in_order(text: Path) -> None:
-    configs = runs(text)
+def test_a_pipelines_timeline_is_its_program_in_order() -> None:
+    configs = runs()
     first, last = in_processes(timelines_of, configs, size=2)
     # Only the rank of the last stage writes.
     assert first == [[]] * len(configs)
@@ -103,9 +101,9 @@ def check(written: dict[str, Any], config: RunConfig) -> None:
 
 
 @pytest.mark.slow
-def test_a_replay_has_no_timeline(text: Path) -> None:
+def test_a_replay_has_no_timeline() -> None:
     rows = Rows()
-    replay(runs(text)[2], recorder=rows)
+    replay(runs()[2], recorder=rows)
     assert rows.timelines == []
 
 

@@ -25,8 +25,8 @@ def trained_losses(process: Process, given: tuple[RunConfig, Path]) -> list[floa
 
 
 @pytest.mark.slow
-def test_the_first_steps_of_every_rank_are_profiled(text: Path, tmp_path: Path) -> None:
-    config = small_config("2bw", text=text, steps=6, eval_interval=4)
+def test_the_first_steps_of_every_rank_are_profiled(tmp_path: Path) -> None:
+    config = small_config("2bw", steps=6, eval_interval=4)
     profiled = replace(config, train=replace(config.train, profile_steps=PROFILED))
     plain, folder = tmp_path / "plain", tmp_path / "profiled"
     by_rank = in_processes(trained_losses, [(config, plain), (profiled, folder)], size=2)

@@ -15,9 +15,8 @@ TOKENS = torch.tensor([[1, 2, 3, 4]])
 def versions(
     *, replicas: int, replica_dtype: torch.dtype = torch.float32, data_rank: int = 0, data_ranks: int = 1
 ) -> WeightVersions:
-    from pathlib import Path
 
-    config = small_config(text=Path("unused"), layers=1)
+    config = small_config(layers=1)
     (cut,) = cut_model(config.model, stages=1, context=12)
     return WeightVersions(
         config.model,

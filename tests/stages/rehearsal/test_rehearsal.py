@@ -39,7 +39,7 @@ FULL_WIDTH = ["model.layers=8", "parallel.stages=4", "schedule.microbatches=4", 
 def _small(schedule: str = "2bw", *, compiled: bool = False, **settings: Any) -> RunConfig:
     config = small_config(
         schedule,
-        **({"text": Path("none"), "precision": "bfloat16", "layers": 2, "steps": 20} | settings),
+        **({"precision": "bfloat16", "layers": 2, "steps": 20} | settings),
     )
     config.train.compile = compiled
     return config

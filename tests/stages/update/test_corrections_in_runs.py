@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from support.single_process import check_close, delayed_training
@@ -24,10 +22,9 @@ def losses(config: RunConfig) -> list[float]:
     return [row["train_loss"] for row in rows.of_kind("step")]
 
 
-def config_of(text: Path, schedule: str = "2bw", coefficient: float = 0.0, **correction: object) -> RunConfig:
+def config_of(schedule: str = "2bw", coefficient: float = 0.0, **correction: object) -> RunConfig:
     config = small_config(
         schedule,
-        text=text,
         coefficient=coefficient,
         precision="float64",
         clip="stage" if schedule in ("pipedream", "paci") else "global",
@@ -38,30 +35,30 @@ def config_of(text: Path, schedule: str = "2bw", coefficient: float = 0.0, **cor
     return config
 
 
-def test_a_reach_of_nothing_is_plain_delay(text: Path) -> None:
-    plain = losses(config_of(text))
-    assert losses(config_of(text, name="weight-prediction", reach=0.0)) == plain
-    assert losses(config_of(text, name="weight-prediction")) != plain
+def test_a_reach_of_nothing_is_plain_delay() -> None:
+    plain = losses(config_of())
+    assert losses(config_of(name="weight-prediction", reach=0.0)) == plain
+    assert losses(config_of(name="weight-prediction")) != plain
 
 
-def test_an_anneal_of_nothing_is_plain_delay(text: Path) -> None:
-    plain = losses(config_of(text, "pipedream"))
-    assert losses(config_of(text, "pipedream", name="lr-discount", anneal=0)) == plain
-    assert losses(config_of(text, "pipedream", name="lr-discount")) != plain
+def test_an_anneal_of_nothing_is_plain_delay() -> None:
+    plain = losses(config_of("pipedream"))
+    assert losses(config_of("pipedream", name="lr-discount", anneal=0)) == plain
+    assert losses(config_of("pipedream", name="lr-discount")) != plain
 
 
-def test_the_horizon_is_the_stages_delay(text: Path) -> None:
+def test_the_horizon_is_the_stages_delay() -> None:
     """2bw has a delay of 1, so there half the reach is half the prediction: error feedback of 0.5 but for its
     start."""
-    whole = losses(config_of(text, name="weight-prediction"))
-    half = losses(config_of(text, name="weight-prediction", reach=0.5))
+    whole = losses(config_of(name="weight-prediction"))
+    half = losses(config_of(name="weight-prediction", reach=0.5))
     assert whole[:2] == half[:2], "the first two steps compute with the first weights"
     assert whole[2:] != half[2:]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_delay_compensation_is_its_formula(optimizer: str, text: Path) -> None:
-    config = config_of(text, name="delay-compensation", strength=30.0)
+def test_delay_compensation_is_its_formula(optimizer: str) -> None:
+    config = config_of(name="delay-compensation", strength=30.0)
     config.optimizer.name = optimizer
     weights, expected, _ = delayed_training(config, delay=1, compensation=30.0)
     _, plain, _ = delayed_training(config, delay=1)
@@ -71,15 +68,15 @@ def test_delay_compensation_is_its_formula(optimizer: str, text: Path) -> None:
     check_close(result.weights, weights)
 
 
-def test_delay_compensation_reaches_every_stage_with_its_own_delay(text: Path) -> None:
-    plain = losses(config_of(text, "pipedream"))
-    assert losses(config_of(text, "pipedream", name="delay-compensation", strength=0.0)) == plain
-    assert losses(config_of(text, "pipedream", name="delay-compensation", strength=30.0)) != plain
+def test_delay_compensation_reaches_every_stage_with_its_own_delay() -> None:
+    plain = losses(config_of("pipedream"))
+    assert losses(config_of("pipedream", name="delay-compensation", strength=0.0)) == plain
+    assert losses(config_of("pipedream", name="delay-compensation", strength=30.0)) != plain
 
 
 @pytest.mark.parametrize("sync_steps", [0, 1, 2, 4, 5, 100])
-def test_a_synchronous_start_is_synchronous_and_then_delayed(sync_steps: int, text: Path) -> None:
-    config = config_of(text, name="sync-start", sync_steps=sync_steps)
+def test_a_synchronous_start_is_synchronous_and_then_delayed(sync_steps: int) -> None:
+    config = config_of(name="sync-start", sync_steps=sync_steps)
     check(config)
     weights, expected, _ = delayed_training(config, delay=1, synchronous_steps=min(sync_steps, 5))
     result = replay(config, recorder=Rows())
@@ -87,8 +84,8 @@ def test_a_synchronous_start_is_synchronous_and_then_delayed(sync_steps: int, te
     check_close(result.weights, weights)
 
 
-def test_a_corrected_backward_reads_the_estimate_and_leaves_the_weights_as_they_were(text: Path) -> None:
-    config = small_config("paci", text=text, stages=1, layers=1, clip="stage", precision="float64")
+def test_a_corrected_backward_reads_the_estimate_and_leaves_the_weights_as_they_were() -> None:
+    config = small_config("paci", stages=1, layers=1, clip="stage", precision="float64")
     config.correction = CorrectionConfig(name="discrepancy", memory=0.5)
     (cut,) = cut_model(config.model, stages=1, context=12)
     weights = WeightVersions(
@@ -117,10 +114,10 @@ def test_a_corrected_backward_reads_the_estimate_and_leaves_the_weights_as_they_
     assert all(torch.equal(now, kept) for now, kept in zip(replica.parameters, after, strict=True))
 
 
-def test_discrepancy_changes_unstashed_runs_only_where_there_is_a_mismatch(text: Path) -> None:
+def test_discrepancy_changes_unstashed_runs_only_where_there_is_a_mismatch() -> None:
     def of(stages: int, **correction: object) -> list[float]:
         config = small_config(
-            "paci", text=text, stages=stages, microbatches=2, clip="stage", steps=6, precision="float64"
+            "paci", stages=stages, microbatches=2, clip="stage", steps=6, precision="float64"
         )
         config.correction = CorrectionConfig(**correction)  # type: ignore[arg-type]
         check(config) if stages > 1 else None
@@ -131,11 +128,11 @@ def test_discrepancy_changes_unstashed_runs_only_where_there_is_a_mismatch(text:
     assert of(1, name="discrepancy") == of(1)
 
 
-def test_stage_aware_refresh_differs_where_delays_differ(text: Path) -> None:
+def test_stage_aware_refresh_differs_where_delays_differ() -> None:
     found = {}
     for schedule in ("pipedream", "2bw"):
         for aware in (False, True):
-            config = config_of(text, schedule)
+            config = config_of(schedule)
             config.optimizer.name, config.optimizer.refresh_interval = "basis-rotation", 2
             config.optimizer.stage_aware = aware
             found[schedule, aware] = losses(config)
@@ -170,16 +167,16 @@ def test_stage_aware_refresh_differs_where_delays_differ(text: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(
-    text: Path, schedule: str, coefficient: float, correction: dict[str, object], key: str, words: str
+    schedule: str, coefficient: float, correction: dict[str, object], key: str, words: str
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        check(config_of(text, schedule, coefficient, **correction))
+        check(config_of(schedule, coefficient, **correction))
     assert error.value.key == key
     assert words in error.value.message
 
 
-def test_a_flavour_that_the_optimizer_cannot_serve_is_refused(text: Path) -> None:
-    config = config_of(text, name="weight-prediction", flavour="adam-moments")
+def test_a_flavour_that_the_optimizer_cannot_serve_is_refused() -> None:
+    config = config_of(name="weight-prediction", flavour="adam-moments")
     check(config)
     config.optimizer.name = "muon"
     with pytest.raises(ConfigError, match="moments of adamw only"):

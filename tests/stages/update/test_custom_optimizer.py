@@ -76,13 +76,13 @@ class Asking(RowNormalized):
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: Path) -> RunConfig:
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """A run of the documented example, which other processes can import as well."""
     (tmp_path / "my_optimizers.py").write_text(EXAMPLE)
     (tmp_path / "bad_optimizers.py").write_text(BAD)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    config = small_config("2bw", text=text, microbatches=2, steps=6)
+    config = small_config("2bw", microbatches=2, steps=6)
     assign(config, {"optimizer.name": "my_optimizers:RowNormalized", "optimizer.options.beta": 0.8})
     return config
 

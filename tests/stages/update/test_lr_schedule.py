@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,8 +57,8 @@ def test_a_run_of_one_step_has_its_peak_rate(schedule: str) -> None:
     assert learning_rate_factor(OptimizerConfig(name="adamw", schedule=schedule), step=0, steps=1) == 1.0
 
 
-def test_a_run_takes_the_rates_of_its_schedule(text: Path) -> None:
-    config = small_config("2bw", text=text, steps=10)
+def test_a_run_takes_the_rates_of_its_schedule() -> None:
+    config = small_config("2bw", steps=10)
     config.optimizer = replace(config.optimizer, schedule="wsd", decay_share=0.5, warmup=0.2)
     check(config)
     rows = Rows()
@@ -80,10 +79,8 @@ def test_a_run_takes_the_rates_of_its_schedule(text: Path) -> None:
         ({"schedule": "wsd", "decay_share": 0.95}, "optimizer.decay_share", "accepted with it: at most 0.9"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused_by_key(
-    changes: dict[str, Any], key: str, says: str, text: Path
-) -> None:
-    config = small_config("2bw", text=text)
+def test_a_schedule_that_cannot_be_is_refused_by_key(changes: dict[str, Any], key: str, says: str) -> None:
+    config = small_config("2bw")
     config.optimizer = replace(config.optimizer, warmup=0.1, **changes)
     with pytest.raises(ConfigError, match=says) as caught:
         check(config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -186,10 +185,10 @@ class OtherRanksLikeThis:
     [("1f1b", {}), ("zero-bubble", {}), ("gpipe", {"recompute": "full"}), ("2bw", {})],
 )
 def test_a_flush_has_exchanged_most_of_its_gradient_when_the_last_backward_ends(
-    schedule: str, options: dict[str, bool], text: Path, monkeypatch: pytest.MonkeyPatch
+    schedule: str, options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reduction_rounds, "LEAST_PIECE", 1)
-    config = small_config(schedule, text=text, stages=1, data=2, layers=8, steps=1, **options)
+    config = small_config(schedule, stages=1, data=2, layers=8, steps=1, **options)
     log: list[str] = []
     backward = RankExecutor._backward
     weight_half = RankExecutor._backward_weight

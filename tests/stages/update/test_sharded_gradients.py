@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,10 +30,8 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def config_of(text: Path, *, shard: bool = True, data: int = 2, stages: int = 2, **options: Any) -> RunConfig:
-    config = small_config(
-        text=text, stages=stages, data=data, microbatches=4, steps=5, eval_interval=5, **options
-    )
+def config_of(*, shard: bool = True, data: int = 2, stages: int = 2, **options: Any) -> RunConfig:
+    config = small_config(stages=stages, data=data, microbatches=4, steps=5, eval_interval=5, **options)
     config.parallel.shard_gradients = shard
     return config
 
@@ -60,9 +57,9 @@ def check_planned(config: RunConfig, rows: Rows) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_same_bits_in_less_memory_which_is_planned(case: dict[str, Any], text: Path) -> None:
+def test_same_bits_in_less_memory_which_is_planned(case: dict[str, Any]) -> None:
     for experts in (False, True) if case is CASES[0] else (False,):
-        whole, sharded = (config_of(text, shard=shard, **case) for shard in (False, True))
+        whole, sharded = (config_of(shard=shard, **case) for shard in (False, True))
         if experts:
             whole, sharded = with_experts(whole), with_experts(sharded)
         before, after = rows_of(whole), rows_of(sharded)
@@ -73,8 +70,8 @@ def test_same_bits_in_less_memory_which_is_planned(case: dict[str, Any], text: P
         assert gradient_bytes(after)[0] < gradient_bytes(before)[0]
 
 
-def test_the_second_buffer_holds_the_part_of_the_data_rank_that_owns_most(text: Path) -> None:
-    config = config_of(text, schedule="2bw")
+def test_the_second_buffer_holds_the_part_of_the_data_rank_that_owns_most() -> None:
+    config = config_of(schedule="2bw")
     memory = rows_of(config).of_kind("segment")[-1]["memory"]
     parameters = [
         weights // versions // 4
@@ -91,8 +88,8 @@ def weights_and_gradients(process: Process, config: RunConfig) -> tuple[str, lis
 
 
 @pytest.mark.slow
-def test_processes_compute_the_bits_of_replay(text: Path) -> None:
-    configs = [config_of(text, **case) for case in CASES if case.get("data", 2) * case.get("stages", 2) == 4]
+def test_processes_compute_the_bits_of_replay() -> None:
+    configs = [config_of(**case) for case in CASES if case.get("data", 2) * case.get("stages", 2) == 4]
     by_rank = in_processes(weights_and_gradients, configs, size=4)
     for config, *of_ranks in zip(configs, *by_rank, strict=True):
         rows = rows_of(config)
@@ -102,10 +99,8 @@ def test_processes_compute_the_bits_of_replay(text: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_streams_are_ordered_and_nothing_hangs(
-    case: dict[str, Any], text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = tiny_run(config_of(text, **case | {"precision": "float32"}))
+def test_streams_are_ordered_and_nothing_hangs(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_run(config_of(**case | {"precision": "float32"}))
     for events in record(config, monkeypatch, uses=True).events:
         assert unordered(events) == []
     recording = record(config, monkeypatch)
@@ -117,18 +112,18 @@ def test_streams_are_ordered_and_nothing_hangs(
 
 
 def test_a_backward_that_does_not_wait_for_the_reduction_would_be_found(
-    text: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = tiny_run(config_of(text, schedule="2bw"))
+    config = tiny_run(config_of(schedule="2bw"))
     monkeypatch.setattr(RankUpdates, "_free_buffer", lambda updates, before: iter(()))
     assert any(unordered(events) for events in record(config, monkeypatch, uses=True).events)
 
 
-def test_it_is_refused_where_there_is_nothing_to_shard(text: Path) -> None:
+def test_it_is_refused_where_there_is_nothing_to_shard() -> None:
     with pytest.raises(ConfigError, match=r"parallel\.data is 1"):
-        check_schedule(config_of(text, schedule="2bw", data=1))
+        check_schedule(config_of(schedule="2bw", data=1))
     for schedule in ("1f1b", "gpipe"):
         with pytest.raises(ConfigError, match=f"{schedule} has one"):
-            check_schedule(config_of(text, schedule=schedule))
+            check_schedule(config_of(schedule=schedule))
     for case in CASES:
-        check_schedule(config_of(text, **case))
+        check_schedule(config_of(**case))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +19,10 @@ from stages.weights.flat_buffers import GradientBuffer
 @pytest.mark.parametrize("clip", ["global", "stage", "none"])
 @pytest.mark.parametrize(("schedule", "delay"), [("1f1b", 0), ("2bw", 1)])
 def test_one_data_ranks_gradient_that_is_not_finite_skips_the_step_everywhere(
-    schedule: str, delay: int, clip: str, data: int, text: Path, monkeypatch: pytest.MonkeyPatch
+    schedule: str, delay: int, clip: str, data: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_config(
         schedule,
-        text=text,
         stages=3,
         data=data,
         microbatches=3,
@@ -44,9 +42,9 @@ def test_one_data_ranks_gradient_that_is_not_finite_skips_the_step_everywhere(
 
 @pytest.mark.parametrize("schedule", ["paci", "pipedream"])
 def test_stages_that_update_on_their_own_skip_on_all_their_data_ranks(
-    schedule: str, text: Path, monkeypatch: pytest.MonkeyPatch
+    schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = small_config(schedule, text=text, data=2, layers=2, clip="none", update_interval=2, steps=6)
+    config = small_config(schedule, data=2, layers=2, clip="none", update_interval=2, steps=6)
     spoil_gradients(monkeypatch, when=lambda weights: newest_version(weights) == 2, data_rank=1)
     rows = Rows()
     result = replay(config, recorder=rows)
@@ -71,10 +69,10 @@ def test_stages_that_update_on_their_own_skip_on_all_their_data_ranks(
 )
 @pytest.mark.parametrize("data", [1, 2])
 def test_a_run_that_skips_too_often_ends_with_the_reason(
-    schedule: str, clip: str, words: str, last: int, data: int, text: Path, monkeypatch: pytest.MonkeyPatch
+    schedule: str, clip: str, words: str, last: int, data: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_config(
-        schedule, text=text, data=data, layers=2, clip=clip, steps=20, eval_interval=10, microbatches=2
+        schedule, data=data, layers=2, clip=clip, steps=20, eval_interval=10, microbatches=2
     )
     config.train.max_skipped = 4
     spoil_gradients(monkeypatch, when=lambda weights: newest_version(weights) >= 2, data_rank=data - 1)
@@ -88,10 +86,10 @@ def test_a_run_that_skips_too_often_ends_with_the_reason(
 @pytest.mark.parametrize(("schedule", "clip"), [("2bw", "global"), ("paci", "stage")])
 @pytest.mark.parametrize("data", [1, 2])
 def test_weights_that_are_not_finite_are_named(
-    schedule: str, clip: str, data: int, text: Path, monkeypatch: pytest.MonkeyPatch
+    schedule: str, clip: str, data: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the gradient, which is not finite because of them. Stage 0 is skipped first, or only."""
-    config = small_config(schedule, text=text, data=data, layers=2, clip=clip, steps=20, microbatches=2)
+    config = small_config(schedule, data=data, layers=2, clip=clip, steps=20, microbatches=2)
     config.train.max_skipped = 3
     apply = StageUpdate.apply
 
@@ -109,15 +107,13 @@ def test_weights_that_are_not_finite_are_named(
         replay(config, recorder=Rows())
 
 
-def test_the_validation_loss_does_not_depend_on_who_computes_it(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_validation_loss_does_not_depend_on_who_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same weights everywhere, since no step is taken."""
     spoil_gradients(monkeypatch, when=lambda weights: True, data_rank=0)
     losses = set()
     errors = set()
     for data in (1, 2, 3, 7):
-        config = small_config("2bw", text=text, data=data, layers=2, steps=2)
+        config = small_config("2bw", data=data, layers=2, steps=2)
         config.train.max_skipped = 0
         config.train.eval_microbatches = 5
         rows = Rows()

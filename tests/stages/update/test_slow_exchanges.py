@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,9 +34,9 @@ def slow_down(patch: pytest.MonkeyPatch, group: type, *, polls: int) -> None:
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 1), (2, 4), (4, 3), (4, 8)])
 @pytest.mark.slow
 def test_exchanges_that_take_longer_than_the_slack_hold_up_but_change_nothing(
-    stages: int, microbatches: int, text: Path, monkeypatch: pytest.MonkeyPatch
+    stages: int, microbatches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = small_config("2bw", text=text, stages=stages, data=2, microbatches=microbatches, steps=5)
+    config = small_config("2bw", stages=stages, data=2, microbatches=microbatches, steps=5)
     quick, slow = Rows(), Rows()
     replay(config, recorder=quick)
     slow_down(monkeypatch, InProcessGroup, polls=200)

@@ -61,31 +61,31 @@ def _parts(config: ModelConfig, *, stacked: bool) -> tuple[nn.Module, list[nn.Mo
     return embedding, blocks, nn.Linear(config.width, config.vocab_size, bias=False)
 
 
-def config_of(text: Path, factory: str, *, optimizer: str, data: int = 1, steps: int = 3) -> RunConfig:
+def config_of(factory: str, *, optimizer: str, data: int = 1, steps: int = 3) -> RunConfig:
     config = small_config(
-        "2bw", text=text, data=data, layers=2, optimizer=optimizer, coefficient=1.0, steps=steps, lr=1e-3
+        "2bw", data=data, layers=2, optimizer=optimizer, coefficient=1.0, steps=steps, lr=1e-3
     )
     config.model.factory = f"{__name__}:{factory}"
     return config
 
 
 @pytest.mark.parametrize("optimizer", optimizers.NAMES)
-def test_a_stack_is_updated_as_its_matrices_are_one_by_one(text: Path, optimizer: str) -> None:
+def test_a_stack_is_updated_as_its_matrices_are_one_by_one(optimizer: str) -> None:
     """To the bit, whichever data rank owns which of them."""
     for data in (1, 3):
         results = []
         for factory in ("stacked", "in_lists"):
             rows = Rows()
-            result = replay(config_of(text, factory, optimizer=optimizer, data=data), recorder=rows)
+            result = replay(config_of(factory, optimizer=optimizer, data=data), recorder=rows)
             results.append((result.train_losses, result.val_losses, rows.of_kind("end")[0]["weights_sha256"]))
             assert "blocks.1.down.4" in result.weights
             assert all(row["grad_norm"] > 0 for row in rows.of_kind("step"))
         assert results[0] == results[1]
 
 
-def test_a_run_resumes_with_other_owners_of_its_stacks(text: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_with_other_owners_of_its_stacks(tmp_path: Path) -> None:
     def run(steps: int, data: int, factory: str) -> list[float]:
-        config = config_of(text, factory, optimizer="muon", data=data, steps=steps)
+        config = config_of(factory, optimizer="muon", data=data, steps=steps)
         config.schedule.microbatches = 6 // data
         config.train.checkpoint_interval = 2
         return replay(config, recorder=Rows(), checkpoints=tmp_path).train_losses
@@ -93,7 +93,7 @@ def test_a_run_resumes_with_other_owners_of_its_stacks(text: Path, tmp_path: Pat
     run(2, 3, "stacked")
     resumed = run(4, 1, "in_lists")
     again = tmp_path / "whole"
-    config = config_of(text, "stacked", optimizer="muon", steps=4)
+    config = config_of("stacked", optimizer="muon", steps=4)
     config.schedule.microbatches = 6
     whole = replay(config, recorder=Rows(), checkpoints=again).train_losses
     assert resumed == pytest.approx(whole[2:], rel=1e-5)

@@ -4,7 +4,6 @@ only after an event, a wait or the host. Checked by vector clocks of a recorded 
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,10 +26,9 @@ LATE = 3
 """How often a host looks at a copy before it has arrived."""
 
 
-def config_of(schedule: str, text: Path, *, stages: int = 2, data: int = 1) -> RunConfig:
+def config_of(schedule: str, *, stages: int = 2, data: int = 1) -> RunConfig:
     return small_config(
         schedule,
-        text=text,
         stages=stages,
         data=data,
         microbatches=2 * max(stages, 2),
@@ -61,10 +59,10 @@ def buffers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("schedule", ALL)
 @pytest.mark.usefixtures("buffers")
 def test_a_replay_with_late_verdicts_is_ordered_and_has_the_same_bits(
-    schedule: str, text: Path, monkeypatch: pytest.MonkeyPatch
+    schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for stages_, data in LAYOUTS:
-        config = tiny_run(config_of(schedule, text, stages=stages_, data=data))
+        config = tiny_run(config_of(schedule, stages=stages_, data=data))
         events, digest = record_replay(config, monkeypatch, late=LATE)
         assert unordered(events) == [], (stages_, data)
         assert digest == weights_of(config), (stages_, data)
@@ -72,17 +70,17 @@ def test_a_replay_with_late_verdicts_is_ordered_and_has_the_same_bits(
 
 @pytest.mark.parametrize("schedule", ALL)
 @pytest.mark.usefixtures("buffers")
-def test_every_rank_of_a_run_is_ordered(schedule: str, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rank_of_a_run_is_ordered(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for stages_, data in LAYOUTS:
-        config = tiny_run(config_of(schedule, text, stages=stages_, data=data))
+        config = tiny_run(config_of(schedule, stages=stages_, data=data))
         for events in record(config, monkeypatch, uses=True).events:
             assert unordered(events) == [], (stages_, data)
 
 
 @pytest.mark.slow
-def test_so_is_a_model_with_experts(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_is_a_model_with_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     for schedule in ("2bw", "pipedream-unstashed"):
-        config = with_experts(config_of(schedule, text, stages=1, data=2), balance_rate=0.02)
+        config = with_experts(config_of(schedule, stages=1, data=2), balance_rate=0.02)
         for events in record(config, monkeypatch, uses=True).events:
             assert unordered(events) == []
         events, digest = record_replay(config, monkeypatch, late=LATE)
@@ -94,12 +92,11 @@ def test_so_is_a_model_with_experts(text: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("buffers")
 @pytest.mark.slow
 def test_a_tied_shard_that_gathers_ahead_waits_for_the_update_of_that_buffer(
-    schedule: str, stages_: int, microbatches: int, text: Path, monkeypatch: pytest.MonkeyPatch
+    schedule: str, stages_: int, microbatches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With so few micro-batches T of the step after the next may follow an update before a look-up."""
     config = small_config(
         schedule,
-        text=text,
         stages=stages_,
         microbatches=microbatches,
         delay=-(-stages_ // microbatches) + (schedule == "2bw-v"),
@@ -116,19 +113,17 @@ def test_a_tied_shard_that_gathers_ahead_waits_for_the_update_of_that_buffer(
     assert digest == weights_of(config)
 
 
-def test_a_stream_for_each_rank_of_a_replay_would_be_found(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_for_each_rank_of_a_replay_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_its_own() -> Streams:
         return stages.pipeline.build.streams_of(torch.device("cuda"))
 
     monkeypatch.setattr(stages.pipeline.build, "OneStream", of_its_own)
-    events, _ = record_replay(tiny_run(config_of("2bw", text)), monkeypatch, late=0)
+    events, _ = record_replay(tiny_run(config_of("2bw")), monkeypatch, late=0)
     assert unordered(events)
 
 
 @pytest.mark.parametrize("forgotten", ["fork", "join"])
-def test_a_missing_wait_would_be_found(forgotten: str, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wait_would_be_found(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecordedStreams, forgotten, lambda streams, *given: None)
-    config = tiny_run(config_of("2bw", text, data=2))
+    config = tiny_run(config_of("2bw", data=2))
     assert any(unordered(events) for events in record(config, monkeypatch, uses=True).events)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -245,12 +244,11 @@ def chain_of(seconds: float) -> Chain:
     [(2, 4, {}), (3, 6, {}), (4, 4, {}), (4, 8, {}), (4, 8, {"delay": 2}), (2, 8, {"ahead": 2})],
 )
 def test_a_chain_hides_wherever_there_is_slack(
-    ranks: int, microbatches: int, options: dict[str, int], text: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: int, microbatches: int, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for the one look that the host takes: it comes to it when the action under way ends."""
     config = small_config(
         "2bw",
-        text=text,
         stages=ranks,
         layers=ranks,
         data=2,
@@ -272,17 +270,15 @@ def test_a_chain_hides_wherever_there_is_slack(
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (4, 8)])
 def test_a_fifth_of_a_step_of_exchanges_costs_2bw_nothing_and_1f1b_what_no_backward_hides(
-    ranks: int, microbatches: int, text: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: int, microbatches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gradients, as float32, take two thirds of it, the new weights, in bfloat16, one."""
     steps, fifth = 3, 0.2 * microbatches * (1 + BACKWARD)
     exchanges = Chain(reduction=2 / 3 * fifth, spread=fifth / 3)
     lost = {}
     for schedule in ("2bw", "1f1b"):
-        config = small_config(
-            schedule, text=text, stages=ranks, layers=ranks, data=2,
-            microbatches=microbatches, steps=steps, eval_interval=9,
-        )  # fmt: skip
+        config = small_config(schedule, stages=ranks, layers=ranks, data=2,
+            microbatches=microbatches, steps=steps, eval_interval=9)  # fmt: skip
         ends = [finished(played(config, chain, monkeypatch)[1]) for chain in (Chain(), exchanges)]
         lost[schedule] = (ends[1] - ends[0]) / (steps - 1)
     assert lost["2bw"] == pytest.approx(0, abs=0.25)
@@ -292,12 +288,12 @@ def test_a_fifth_of_a_step_of_exchanges_costs_2bw_nothing_and_1f1b_what_no_backw
 
 
 @pytest.mark.slow
-def test_a_flush_loses_what_cannot_be_hidden(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flush_loses_what_cannot_be_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `left_to_hide` in benchmarks/sleeping_stage.py has it; but the embedding is whole last, and so large
     that it takes longer than a layer would."""
     layers, steps = 8, 3
     config = small_config(
-        "1f1b", text=text, stages=2, layers=2 * layers, data=2, microbatches=2, steps=steps, eval_interval=9
+        "1f1b", stages=2, layers=2 * layers, data=2, microbatches=2, steps=steps, eval_interval=9
     )
     config.model.width, config.model.mlp_width = 48, 80
     with monkeypatch.context() as patch:

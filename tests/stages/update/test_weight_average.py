@@ -56,12 +56,10 @@ def validation_loss(config: RunConfig, weights: dict[str, Tensor]) -> float:
     ],
 )
 def test_the_average_is_that_of_its_formula(
-    schedule: str, options: dict[str, Any], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    schedule: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the weights after each update; that of the third, which is skipped, has no share in it."""
-    config = small_config(
-        schedule, text=text, steps=6, eval_interval=6, precision="float64", ema_decay=DECAY, **options
-    )
+    config = small_config(schedule, steps=6, eval_interval=6, precision="float64", ema_decay=DECAY, **options)
     spoil_gradients(monkeypatch, when=lambda weights: newest_version(weights) == 2, data_rank=0)
     rows = Rows()
     replay(saving(config, interval=1), recorder=rows, checkpoints=tmp_path)
@@ -87,10 +85,10 @@ def test_the_average_is_that_of_its_formula(
     assert evaluation["val_loss_ema"] != pytest.approx(evaluation["val_loss"], rel=1e-6)
 
 
-def test_it_changes_nothing_else(text: Path) -> None:
+def test_it_changes_nothing_else() -> None:
     runs = []
     for decay in (None, DECAY):
-        config = small_config("2bw", text=text, coefficient=1.0, ema_decay=decay)
+        config = small_config("2bw", coefficient=1.0, ema_decay=decay)
         replay(config, recorder=(rows := Rows()))
         runs.append([{**row, "memory": None} for row in measured(rows)])
     without, averaged = runs
@@ -101,14 +99,14 @@ def test_it_changes_nothing_else(text: Path) -> None:
 
 
 @pytest.mark.slow
-def test_in_processes_as_in_replay(text: Path) -> None:
+def test_in_processes_as_in_replay() -> None:
     """To the bit, with the average on the data rank that updates the parameter."""
     configs = [
-        small_config("2bw", text=text, precision="bfloat16", coefficient=1.0, ema_decay=DECAY),
-        small_config("1f1b", text=text, stages=1, data=2, optimizer="muon", ema_decay=DECAY),
-        small_config("paci", text=text, clip="stage", ema_decay=DECAY),
+        small_config("2bw", precision="bfloat16", coefficient=1.0, ema_decay=DECAY),
+        small_config("1f1b", stages=1, data=2, optimizer="muon", ema_decay=DECAY),
+        small_config("paci", clip="stage", ema_decay=DECAY),
     ]
-    configs[0].data = replace(configs[0].data, validation={"again": str(text)})
+    configs[0].data = replace(configs[0].data, validation={"again": str(configs[0].data.path)})
     configs[0].train.eval_tokens = 72
     of_runs = check_processes_are_replays(configs, size=2)
     for rows in of_runs:
@@ -127,14 +125,14 @@ def test_in_processes_as_in_replay(text: Path) -> None:
     ],
 )
 def test_a_resumed_run_goes_on_with_the_same_average(
-    schedule: str, options: dict[str, Any], text: Path, tmp_path: Path
+    schedule: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = saving(small_config(schedule, text=text, steps=6, ema_decay=DECAY, **options))
+    config = saving(small_config(schedule, steps=6, ema_decay=DECAY, **options))
     replay_twice(config, tmp_path / "c", step=2)
 
 
-def test_a_run_without_an_average_has_none_to_export(text: Path, tmp_path: Path) -> None:
-    config = small_config("2bw", text=text, steps=2)
+def test_a_run_without_an_average_has_none_to_export(tmp_path: Path) -> None:
+    config = small_config("2bw", steps=2)
     replay(saving(config), recorder=Rows(), checkpoints=tmp_path)
     with pytest.raises(CheckpointError, match=r"keeps no average of its weights \(train.ema_decay: null\)"):
         weights_of(tmp_path, config, step=2, which=Weights.EMA)
