@@ -62,6 +62,26 @@ def step_gradient(module: Stage, data: Batches, *, step: int, microbatches: int)
     return dict(zip(named, gradients, strict=True)), float(loss.detach())
 
 
+def first_step_gradient(config: RunConfig) -> Weights:
+    """That of the first step over all data ranks; of a tied matrix, the sum over both uses in an untied
+    model."""
+    tied = config.model.tied
+    config = replace(config, model=replace(config.model, tied=False))
+    module = whole_model(config, dtype=torch.float64)
+    if tied:
+        assert module.head is not None
+        assert module.embedding is not None
+        with torch.no_grad():
+            module.head.weight.copy_(module.embedding.weight)
+    microbatches = config.schedule.microbatches * config.parallel.data
+    gradient, _ = step_gradient(module, batches(config), step=0, microbatches=microbatches)
+    if tied:
+        uses = gradient.pop("head.weight"), gradient["embedding.weight"]
+        assert min(float(use.abs().max()) for use in uses) > 1e-4
+        gradient["embedding.weight"] = sum(uses)
+    return gradient
+
+
 def clip(gradient: Weights, limit: float) -> float:
     """Scale `gradient` in place to a norm of at most `limit`; returns its norm before."""
     norm = float(torch.linalg.vector_norm(torch.cat([g.flatten() for g in gradient.values()])))
@@ -230,8 +250,9 @@ def check_first_gradient(config: RunConfig, expected: Mapping[str, Tensor]) -> N
     check_close(joined(first_gradient(config)), expected)
 
 
-def check_against_one_process(config: RunConfig, **reference: Any) -> None:
-    """Replay a run; losses, gradient norms and weights equal those of `delayed_training` to 1e-10."""
+def check_against_one_process(config: RunConfig, **reference: Any) -> Rows:
+    """The rows of a replay, whose losses, gradient norms and weights are those of `delayed_training`, to
+    1e-10."""
     rows = Rows()
     result = replay(config, recorder=rows)
     total_microbatches = config.schedule.microbatches * config.parallel.data
@@ -246,3 +267,4 @@ def check_against_one_process(config: RunConfig, **reference: Any) -> None:
     check_close(joined(result.weights), weights)
     tokens = total_microbatches * config.train.microbatch_size * config.data.context
     assert rows.of_kind("start")[0]["tokens_per_step"] == tokens
+    return rows

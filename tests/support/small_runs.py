@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from schedules import FAMILY
 from stages.checkpoint.initial_broadcast import broadcast_initial_weights
 from stages.comm.process import Process, connected
 from stages.comm.topology import connect_in_process
@@ -32,6 +33,7 @@ from stages.config.run_config import (
 from stages.config.segments import segment_program
 from stages.data.dataset import prepare
 from stages.pipeline.build import Rank, build_ranks
+from stages.trainer import replay
 from stages.weights.flat_buffers import GradientBuffer
 from stages.weights.weight_versions import WeightVersions
 
@@ -50,17 +52,18 @@ def small_config(
     cut: list[float] | None = None,
     data: int = 1,
     microbatches: int = 2,
-    chunks: int = 1,
+    chunks: int | None = None,
     split: bool = False,
     update_interval: int | None = None,
     optimizer: str = "adamw",
     coefficient: float = 0.0,
     form: str = "look-ahead",
-    layers: int = 4,
+    family: str = "llama",
+    layers: int | None = None,
     steps: int = 4,
     eval_interval: int = 3,
     precision: str = "float32",
-    clip: str = "global",
+    clip: str | None = None,
     clip_norm: float = 1.0,
     lr: float = 5e-3,
     seed: int = 0,
@@ -71,9 +74,38 @@ def small_config(
     shard_head: bool = False,
     tied: bool = False,
     ema_decay: float | None = None,
+    vocab_size: int = 256,
+    documents: bool = False,
 ) -> RunConfig:
-    """A run of a tiny model, on the text of the tests of `stages` where no other is given."""
-    return RunConfig(
+    """A run of a tiny model, with the settings that its schedule needs.
+
+    Args:
+        schedule: its name.
+        text: trained on; without one, that of the tests of `stages`.
+        chunks: two where the schedule takes any.
+        family: of the decoder; or `tied`, `mup` or `experts` for a Llama with that.
+        layers: as many as stages, and at least four.
+        clip: by stage where stages update on their own, else globally.
+        documents: attention within documents.
+    """
+    facts = FAMILY.get(schedule)
+    if chunks is None:
+        chunks = 2 if facts is not None and "chunks" in facts.options else 1
+    per_rank = chunks * (1 if facts is None else facts.stages_per_rank)
+    if clip is None:
+        clip = "global" if facts is None or facts.updates_together else "stage"
+    model = ModelConfig(
+        name="tiny",
+        layers=max(4, stages * per_rank) if layers is None else layers,
+        width=16,
+        heads=4,
+        kv_heads=2,
+        mlp_width=24,
+        tied=tied or family == "tied",
+        family="llama" if family in ("tied", "mup", "experts") else family,
+        vocab_size=vocab_size,
+    )
+    config = RunConfig(
         schedule=ScheduleConfig(
             name=schedule,
             microbatches=microbatches,
@@ -85,7 +117,7 @@ def small_config(
         ),
         optimizer=OptimizerConfig(name=optimizer, lr=lr),
         error_feedback=ErrorFeedbackConfig(coefficient=coefficient, form=form),
-        model=ModelConfig(name="tiny", layers=layers, width=16, heads=4, kv_heads=2, mlp_width=24, tied=tied),
+        model=model,
         data=DataConfig(path=os.environ[TEXT_FILE] if text is None else str(text), context=12),
         parallel=ParallelConfig(stages=stages, cut=cut, data=data, shard_head=shard_head),
         train=TrainConfig(
@@ -102,11 +134,16 @@ def small_config(
         ),
         seed=seed,
     )
+    if documents:
+        config = with_documents(config)
+    if family == "experts":
+        return with_experts(config, shared_experts=1, dense_layers=1)
+    return with_mup(config) if family == "mup" else config
 
 
-def with_documents(config: RunConfig, *, end: str = " ") -> RunConfig:
-    """The same run with attention within documents, which end with a byte; here each word is one."""
-    return replace(config, data=replace(config.data, document_mask=True, end_of_document=ord(end)))
+def with_documents(config: RunConfig) -> RunConfig:
+    """The same run with attention within documents, which end with a space: each word is one."""
+    return replace(config, data=replace(config.data, document_mask=True, end_of_document=ord(" ")))
 
 
 def with_experts(config: RunConfig, **changed: Any) -> RunConfig:
@@ -151,6 +188,23 @@ class Rows:
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         return [row for row in self.rows if row["kind"] == kind]
+
+    @property
+    def memory(self) -> dict[str, list[int]]:
+        """That of the last segment."""
+        memory: dict[str, list[int]] = self.of_kind("segment")[-1]["memory"]
+        return memory
+
+    @property
+    def digest(self) -> str:
+        """Of the weights at the end."""
+        return str(self.rows[-1]["weights_sha256"])
+
+
+def replayed(config: RunConfig, **given: Any) -> Rows:
+    """The rows of a replay."""
+    replay(config, recorder=(rows := Rows()), **given)
+    return rows
 
 
 def in_processes(work: Callable[..., Any], arguments: Sequence[Any], *, size: int) -> list[list[Any]]:

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from support.small_runs import Rows, in_processes, small_config, with_experts
+from support.small_runs import Rows, in_processes, replayed, small_config, with_experts
 
 from stages.comm.process import Process
 from stages.config.run_config import RunConfig
 from stages.pipeline.build import representative_programs
-from stages.trainer import replay, train
+from stages.trainer import train
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "gpipe": {},
     "1f1b": {},
-    "interleaved-1f1b": {"chunks": 2},
+    "interleaved-1f1b": {},
     "zero-bubble": {},
     "2bw": {},
-    "pipedream": {"clip": "stage", "update_interval": 1},
-    "pipedream-unstashed": {"clip": "stage", "update_interval": 2},
-    "paci": {"clip": "stage"},
+    "pipedream": {"update_interval": 1},
+    "pipedream-unstashed": {"update_interval": 2},
+    "paci": {},
 }
 TWO_STAGES_A_RANK: dict[str, dict[str, Any]] = {
-    "looped-bfs": {"chunks": 2},
+    "looped-bfs": {},
     "zb-v": {},
     "v-half": {},
     "v-min": {},
     "dualpipe-v": {},
     "2bw-v": {"split": True},
-    "paci-v": {"clip": "stage", "update_interval": 1},
+    "paci-v": {"update_interval": 1},
 }
+SHARDED = ("1f1b", "gpipe", "zero-bubble", "zb-v", "v-half", "interleaved-1f1b")
+"""Synchronous schedules that take shards of the head."""
 DELAYED = ("2bw", "2bw-v", "pipedream", "pipedream-unstashed", "paci")
 
 
@@ -56,33 +58,19 @@ def cases(*, stages: int, experts_at: int, one_each: bool = False) -> list[RunCo
         experts_at: 0 or 1: the even or the odd ones have a mixture of experts.
         one_each: every schedule once, with the optimizer and coefficient of `OPTIMIZERS`.
     """
-    qwen3 = small_config(
-        "2bw",
-        stages=stages,
-        cut=within_blocks(layers=4, stages=stages),
-        microbatches=2 * stages,
-        optimizer="muon",
-        recompute="selective",
-    )
-    qwen3.model.family, qwen3.model.head_dim = "qwen3", 6
-    whole = small_config(
-        "2bw-v",
-        stages=stages,
-        cut=within_blocks(layers=2 * stages, stages=2 * stages),
-        microbatches=2 * stages,
-        layers=2 * stages,
-        optimizer="muon",
-        coefficient=1.0,
-    )
+    common: dict[str, Any] = {"stages": stages, "microbatches": 2 * stages}
+    within = {"optimizer": "muon", "cut": within_blocks(layers=4, stages=stages)}
+    qwen3 = small_config("2bw", family="qwen3", recompute="selective", layers=4, **common, **within)
+    qwen3.model.head_dim = 6
+    within["cut"] = within_blocks(layers=2 * stages, stages=2 * stages)
+    whole = small_config("2bw-v", layers=2 * stages, coefficient=1.0, **common, **within)
     configs = [qwen3, whole] + [
         small_config(
             schedule,
-            stages=stages,
-            microbatches=2 * stages,
-            layers=stages * (2 if schedule in TWO_STAGES_A_RANK else options.get("chunks", 1)),
             optimizer=optimizer,
             coefficient=coefficient,
             recompute="selective" if optimizer == "muon" and schedule in ("2bw", "zero-bubble") else "none",
+            **common,
             **options,
         )
         for schedule, options in (SCHEDULES | TWO_STAGES_A_RANK).items()
@@ -95,6 +83,11 @@ def cases(*, stages: int, experts_at: int, one_each: bool = False) -> list[RunCo
         with_experts(config, balance_rate=0.02) if number % 2 == experts_at else config
         for number, config in enumerate(configs)
     ]
+
+
+def named(case: Mapping[str, Any]) -> str:
+    """A test's name, from the settings of its run."""
+    return " ".join(value if isinstance(value, str) else f"{key}={value}" for key, value in case.items())
 
 
 def within_blocks(*, layers: int, stages: int) -> list[float]:
@@ -121,8 +114,7 @@ def check_processes_are_replays(configs: Sequence[RunConfig], *, size: int) -> l
     assert all(sum(rows != [] for rows in of_config) == 1 for of_config in zip(*by_rank, strict=True))
     of_runs = of_writers(by_rank, configs)
     for config, distributed in zip(configs, of_runs, strict=True):
-        replay(config, recorder=(rows := Rows()))
-        assert distributed == measured(rows), config
+        assert distributed == measured(replayed(config)), config
         assert distributed[-1]["weights_sha256"]
     return of_runs
 

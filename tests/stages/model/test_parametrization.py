@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.single_process import batches, check_against_one_process, step_gradient, whole_model
+from support.single_process import batches, step_gradient, whole_model
 from support.small_runs import Rows, small_config
 from torch import Tensor, nn
 
@@ -202,25 +202,6 @@ def test_multipliers_are_those_of_the_formulas() -> None:
         logits = scaled(tokens)
         assert logits.std() > 0.1
         torch.testing.assert_close(plain(tokens), logits, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "cut", "data", "tied", "optimizer", "delay"),
-    [
-        ("2bw", [1.5, 2.5], 2, False, "muon", 1),
-        ("2bw-v", None, 1, True, "adamw", 1),
-        ("zero-bubble", None, 1, False, "adamw", 0),
-    ],
-)
-def test_a_pipeline_trains_what_one_process_trains(
-    schedule: str, cut: list[float] | None, data: int, tied: bool, optimizer: str, delay: int
-) -> None:
-    """With a cap of the logits, and cut within a block, sharded over data ranks, tied, or split."""
-    config = small_config(
-        schedule, cut=cut, data=data, optimizer=optimizer, microbatches=4, precision="float64", clip_norm=0.05
-    )
-    config.model = replace(config.model, tied=tied, logit_softcap=3.0, **FOURTH)
-    check_against_one_process(config, delay=delay)
 
 
 def test_initial_values_follow_the_width_in_blocks_and_the_base_depth() -> None:

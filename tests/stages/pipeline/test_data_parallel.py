@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.resumed import after, check_resumed, go_back, replay_twice, saving
+from support.resumed import check_resumed, go_back, saving
 from support.single_process import check_against_one_process, joined
 from support.small_runs import Rows, in_processes, newest_version, small_config, spoil_gradients, with_experts
 from support.training_cases import OPTIMIZERS, SCHEDULES, measured
 
 import stages.comm.reduction_rounds
 from stages.comm.process import Process
-from stages.config.run_config import CorrectionConfig, ParallelConfig, RunConfig, ScheduleConfig
+from stages.config.run_config import CorrectionConfig, RunConfig
 from stages.shape.optimizer_sharding import assign_owners
 from stages.trainer import replay, train
 from stages.training_loop import SkippedTooOftenError
@@ -140,33 +140,6 @@ def test_processes_of_three_data_ranks_add_in_the_order_of_the_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "data", "optimizer", "options"),
-    [
-        ("1f1b", 2, "adamw", {}),
-        ("zero-bubble", 3, "muon", {}),
-        ("2bw", 2, "muon", {"coefficient": 1.0}),
-        ("2bw", 3, "adamw", {"coefficient": 0.5, "form": "buffered"}),
-        # More data ranks than a stage has parameters: some own none.
-        ("2bw", 12, "muon", {"coefficient": 1.0, "layers": 2}),
-    ],
-)
-@pytest.mark.slow
-def test_a_run_is_one_process_on_the_micro_batches_of_all(
-    schedule: str, data: int, optimizer: str, options: dict[str, Any]
-) -> None:
-    config = small_config(
-        schedule,
-        data=data,
-        optimizer=optimizer,
-        steps=6,
-        precision="float64",
-        clip_norm=0.5 if data < 12 else 0.2,
-        **options,
-    )
-    check_against_one_process(config, delay=1 if schedule == "2bw" else 0)
-
-
-@pytest.mark.parametrize(
     ("optimizer", "options"),
     [
         ("soap", {}),
@@ -204,38 +177,6 @@ def test_delay_compensation_acts_on_the_sum() -> None:
     config = small_config("2bw", data=2, steps=5, precision="float64")
     config.correction = CorrectionConfig(name="delay-compensation", strength=30.0)
     check_against_one_process(config, delay=1, compensation=30.0)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "form"), [("adamw", "buffered"), ("muon", "look-ahead"), ("soap", "look-ahead")]
-)
-@pytest.mark.slow
-def test_a_run_of_two_data_ranks_goes_on_to_the_same_bits(optimizer: str, form: str, tmp_path: Path) -> None:
-    config = small_config("2bw", data=2, optimizer=optimizer, coefficient=1.0, form=form)
-    replay_twice(saving(config), tmp_path / "c", step=2)
-
-
-@pytest.mark.parametrize(("optimizer", "form"), [("adamw", "buffered"), ("muon", "look-ahead")])
-@pytest.mark.parametrize(("before", "now"), [((2, 1), (1, 2)), ((2, 2), (4, 1)), ((1, 4), (2, 2))])
-@pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_data_ranks_and_stages(
-    before: tuple[int, int], now: tuple[int, int], form: str, optimizer: str, tmp_path: Path
-) -> None:
-    def of(stages: int, data: int) -> RunConfig:
-        """The same micro-batches in a step, dealt to the data ranks."""
-        config = small_config("2bw", optimizer=optimizer, coefficient=1.0, form=form, steps=8)
-        config.schedule = ScheduleConfig(name="2bw", microbatches=4 // data)
-        config.parallel = ParallelConfig(stages=stages, data=data)
-        return saving(config, interval=4)
-
-    whole = replay(of(*before), recorder=Rows(), checkpoints=tmp_path / "c")
-    go_back(tmp_path / "c", 4)
-    rows = Rows()
-    resumed = replay(of(*now), recorder=rows, checkpoints=tmp_path / "c")
-    assert rows.rows[0]["step"] == 4
-    assert after(rows.rows[1:], step=4, updates=4) == rows.rows[1:]
-    assert resumed.train_losses == pytest.approx(whole.train_losses[4:], rel=1e-6)
-    assert resumed.val_losses == pytest.approx(whole.val_losses[-2:], rel=1e-6)
 
 
 def test_parameters_are_shared_out_whole_and_evenly() -> None:

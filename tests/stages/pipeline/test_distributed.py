@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
-from support.small_runs import Rows, in_processes, small_config, with_experts
-from support.training_cases import cases, check_processes_are_replays
+from support.small_runs import Rows, in_processes, replayed, small_config, with_experts
+from support.training_cases import SHARDED, cases, check_processes_are_replays
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from schedules.deadlock import UNACKNOWLEDGED, sends_in_flight
@@ -22,53 +24,73 @@ from stages.shape.partition import cut_model
 from stages.trainer import replay
 
 
-@pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.slow
-def test_a_distributed_run_is_its_replay_bit_for_bit(stages: int) -> None:
-    narrow = [
-        small_config(schedule, stages=stages, microbatches=stages, precision="bfloat16")
-        for schedule in ("2bw", "zero-bubble")
-    ]
-    chosen = cases(stages=stages, experts_at=stages % 2, one_each=stages == 3)
-    configs = [*chosen, narrow[0], with_experts(narrow[1])]
-    check_processes_are_replays(configs, size=stages)
-
-
-@pytest.mark.slow
-def test_running_further_ahead_computes_the_same_weights() -> None:
-    # As few micro-batches as it can have: the update is due as soon as its gradient is there.
-    usual, further = (
-        small_config("2bw", stages=3, microbatches=4, ahead=ahead, coefficient=1.0, steps=6)
-        for ahead in (1, 2)
+def test_runs_of_two_processes_are_their_replays_bit_for_bit() -> None:
+    narrow: dict[str, Any] = {"precision": "bfloat16", "microbatches": 4}
+    # The second rank sends all of a chunk before the first takes one: with eight on the way both waited.
+    many = small_config("looped-bfs", microbatches=24, steps=2)
+    assert sends_in_flight(segment_program(many, first_step=0, steps=2)) > UNACKNOWLEDGED
+    check_processes_are_replays(
+        [
+            *cases(stages=2, experts_at=0),
+            many,
+            small_config("2bw", **narrow),
+            with_experts(small_config("zero-bubble", **narrow)),
+            *(
+                small_config(schedule, shard_head=True, split=schedule == "2bw-v", **options)
+                for schedule in (*SHARDED, "2bw", "2bw-v")
+                for options in (narrow | {"vocab_size": 301}, {"family": "tied", "microbatches": 4})
+            ),
+            small_config("2bw-v", family="tied", microbatches=4, optimizer="muon", coefficient=1.0),
+            small_config("2bw-v", family="tied", split=True, **narrow),
+            *(small_config(name, family="tied", stages=1, data=2) for name in ("2bw-v", "zb-v")),
+            small_config("2bw", ema_decay=0.8, coefficient=1.0, **narrow),
+            small_config("1f1b", ema_decay=0.8, stages=1, data=2, optimizer="muon"),
+            small_config("paci", ema_decay=0.8),
+        ],
+        size=2,
     )
-    [distributed] = check_processes_are_replays([further], size=3)
-    replay(usual, recorder=(of_usual := Rows()))
-    assert distributed[-1]["weights_sha256"] == of_usual.rows[-1]["weights_sha256"]
-    [segment, *_] = [row for row in distributed if row["kind"] == "segment"]
-    assert segment["memory"]["in_flight"] == [5, 3, 1]
 
 
 @pytest.mark.slow
-def test_a_chunk_of_more_microbatches_than_usually_wait_to_be_received_ends() -> None:
-    """The second rank sends all of a chunk before the first takes one: with eight on the way both waited."""
-    config = small_config("looped-bfs", stages=2, chunks=2, microbatches=24, steps=2)
-    assert sends_in_flight(segment_program(config, first_step=0, steps=2)) > UNACKNOWLEDGED
-    check_processes_are_replays([config], size=2)
+def test_runs_of_three_processes_are_their_replays_bit_for_bit() -> None:
+    """With documents, too, of which the process in the middle computes neither tokens nor losses."""
+    common: dict[str, Any] = {"stages": 3, "microbatches": 6}
+    within: dict[str, Any] = common | {"documents": True, "layers": 6}
+    # As few micro-batches as it can have: the update is due as soon as its gradient is there.
+    further, usual = (
+        small_config("2bw", stages=3, microbatches=4, ahead=ahead, coefficient=1.0, steps=6)
+        for ahead in (2, 1)
+    )
+    ahead, *_ = check_processes_are_replays(
+        [
+            further,
+            *cases(stages=3, experts_at=1, one_each=True),
+            small_config("2bw", precision="bfloat16", **common),
+            with_experts(small_config("zero-bubble", precision="bfloat16", **common)),
+            *(
+                small_config(name, split=name == "2bw-v", **within)
+                for name in ("1f1b", "2bw", "zero-bubble", "pipedream", "paci", "zb-v", "2bw-v")
+            ),
+            small_config("2bw", family="experts", recompute="selective", **within),
+            small_config("1f1b", precision="bfloat16", recompute="full", **within),
+        ],
+        size=3,
+    )
+    assert ahead[-1]["weights_sha256"] == replayed(usual).digest
+    assert next(row for row in ahead if row["kind"] == "segment")["memory"]["in_flight"] == [5, 3, 1]
 
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize(("optimizer", "coefficient"), [("adamw", 1.0), ("muon", 0.0)])
 def test_the_v_trains_as_2bw_does_on_the_same_stages(split: bool, optimizer: str, coefficient: float) -> None:
-    common = {"microbatches": 4, "layers": 4, "steps": 6, "optimizer": optimizer, "coefficient": coefficient}
-    rows, of_2bw = Rows(), Rows()
-    replay(small_config("2bw-v", stages=2, split=split, **common), recorder=rows)
-    replay(small_config("2bw", stages=4, **common), recorder=of_2bw)
-    losses, expected = (
-        torch.tensor([row["train_loss"] for row in run.rows if row["kind"] == "step"])
-        for run in (rows, of_2bw)
+    settings: dict[str, Any] = {"steps": 6, "optimizer": optimizer, "coefficient": coefficient}
+    folded, of_2bw = (
+        replay(small_config(schedule, microbatches=4, **options, **settings), recorder=Rows())
+        for schedule, options in (("2bw-v", {"split": split}), ("2bw", {"stages": 4}))
     )
-    assert len(losses) == 6
-    torch.testing.assert_close(losses, expected, rtol=1e-6, atol=0)
+    assert len(folded.train_losses) == 6
+    assert folded.train_losses == pytest.approx(of_2bw.train_losses, rel=1e-6)
 
 
 def torch_losses(process: Process, config: RunConfig) -> list[float]:

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.single_process import batches, check_first_gradient, whole_model
-from support.small_runs import Rows, small_config, with_documents, with_experts, with_mup
-from support.training_cases import check_processes_are_replays, within_blocks
+from support.small_runs import Rows, small_config
+from support.training_cases import within_blocks
 from torch import Tensor
 
 from schedules import FAMILY
@@ -24,27 +24,15 @@ from stages.trainer import replay
 END = ord(" ")
 
 
-def config_of(schedule: str, *, family: str = "llama", **changed: Any) -> RunConfig:
+def config_of(schedule: str, **changed: Any) -> RunConfig:
     facts = FAMILY[schedule]
     microbatches = 4 if schedule == "dualpipe-v" else 2
     settings: dict[str, Any] = {
-        "stages": 2,
         "microbatches": microbatches,
         "update_interval": microbatches if "update_interval" in facts.options else None,
-        "chunks": 2 if "chunks" in facts.options else 1,
-        "clip": "global" if facts.updates_together else "stage",
         "split": "split" in facts.options,
-        "layers": 4,
-        "precision": "float64",
     }
-    config = with_documents(small_config(schedule, **settings | changed))
-    if family == "experts":
-        return with_experts(config, shared_experts=1, dense_layers=1)
-    if family == "mup":
-        return with_mup(config)
-    config.model.tied = family == "tied"
-    config.model.family = "llama" if config.model.tied else family
-    return config
+    return small_config(schedule, precision="float64", documents=True, **settings | changed)
 
 
 def alone(config: RunConfig, windows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -146,18 +134,3 @@ def test_positions_begin_at_zero_in_each_document() -> None:
         for place, token in enumerate(row):
             assert torch.equal(rotation[:, sequence, 0, place], module.rotation[:, position])
             position = 0 if token == END else position + 1
-
-
-@pytest.mark.slow
-def test_a_distributed_run_is_its_replay_bit_for_bit() -> None:
-    """Three processes, of which the one in the middle computes neither tokens nor losses."""
-    common = {"stages": 3, "microbatches": 6, "layers": 6, "precision": "float32"}
-    configs = [
-        config_of(name, **common | {"split": name == "2bw-v"})
-        for name in ("1f1b", "2bw", "zero-bubble", "pipedream", "paci", "zb-v", "2bw-v")
-    ]
-    configs += [
-        config_of("2bw", family="experts", **common, recompute="selective"),
-        config_of("1f1b", **common | {"precision": "bfloat16"}, recompute="full"),
-    ]
-    check_processes_are_replays(configs, size=3)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.resumed import replay_twice, saving
+from support.resumed import saving
 from support.single_process import batches, whole_model
-from support.small_runs import Rows, newest_version, small_config, spoil_gradients
-from support.training_cases import check_processes_are_replays, measured
+from support.small_runs import Rows, newest_version, replayed, small_config, spoil_gradients
+from support.training_cases import measured
 from torch import Tensor
 
 from optimizers.corrections.base import PlainUpdate
@@ -98,37 +97,15 @@ def test_it_changes_nothing_else() -> None:
     assert averaged == without
 
 
-@pytest.mark.slow
-def test_in_processes_as_in_replay() -> None:
-    """To the bit, with the average on the data rank that updates the parameter."""
-    configs = [
-        small_config("2bw", precision="bfloat16", coefficient=1.0, ema_decay=DECAY),
-        small_config("1f1b", stages=1, data=2, optimizer="muon", ema_decay=DECAY),
-        small_config("paci", clip="stage", ema_decay=DECAY),
-    ]
-    configs[0].data = replace(configs[0].data, validation={"again": str(configs[0].data.path)})
-    configs[0].train.eval_tokens = 72
-    of_runs = check_processes_are_replays(configs, size=2)
-    for rows in of_runs:
-        assert sum("val_loss_ema" in row for row in rows) == 2
-    [*_, last] = [row for row in of_runs[0] if row["kind"] == "eval"]
-    assert last["sets"]["data"]["val_loss_ema"] == last["val_loss_ema"]
-    assert last["sets"]["again"]["val_loss_ema"] != last["val_loss_ema"]
-
-
-@pytest.mark.parametrize(
-    ("schedule", "options"),
-    [
-        ("2bw", {"coefficient": 1.0, "form": "buffered", "data": 2}),
-        ("2bw-v", {"precision": "bfloat16", "optimizer": "muon"}),
-        ("2bw", {"shard_head": True, "microbatches": 4}),
-    ],
-)
-def test_a_resumed_run_goes_on_with_the_same_average(
-    schedule: str, options: dict[str, Any], tmp_path: Path
-) -> None:
-    config = saving(small_config(schedule, steps=6, ema_decay=DECAY, **options))
-    replay_twice(config, tmp_path / "c", step=2)
+def test_every_validation_set_has_a_loss_of_the_average() -> None:
+    config = small_config("2bw", precision="bfloat16", coefficient=1.0, ema_decay=DECAY)
+    config.data.validation = {"again": str(config.data.path)}
+    config.train.eval_tokens = 72
+    [first, last] = replayed(config).of_kind("eval")
+    assert "val_loss_ema" in first
+    assert (
+        last["sets"]["data"]["val_loss_ema"] == last["val_loss_ema"] != last["sets"]["again"]["val_loss_ema"]
+    )
 
 
 def test_a_run_without_an_average_has_none_to_export(tmp_path: Path) -> None:
