@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.planned import check_as_planned
 from support.single_process import check_against_one_process, whole_model
 from support.small_runs import Rows, small_config
 from torch import Tensor
@@ -18,16 +20,14 @@ from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.peak_memory import forward_bytes
 from stages.config.run_config import RunConfig
-from stages.memory.estimate import course_of, head_chunk_rows, stage_memory
+from stages.memory.estimate import head_chunk_rows
 from stages.model.gradients.split_backward import DeferredGradients, Linear, deferring
 from stages.model.head_loss import head_loss, next_token_loss
 from stages.model.head_shard import HeadShard, merge_parts
-from stages.pipeline.build import representative_programs
 from stages.shape import head_chunks as chunks
 from stages.shape.head_chunks import chunk_rows
 from stages.shape.partition import cut_of
 from stages.trainer import replay
-from stages.weights.gradient_buffers import gradient_buffers
 
 
 @pytest.fixture
@@ -175,16 +175,8 @@ def test_a_run_in_chunks_is_that_of_one_process_with_whole_logits(
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("schedule", ["2bw", "gpipe", "zero-bubble"])
 def test_memory_is_what_the_plan_says(schedule: str, precision: str, small_chunks: None) -> None:
-    config = small_config(schedule, microbatches=3, layers=2, steps=2, eval_interval=9, precision=precision)
-    config.site.device = "cpu"
-    rows = Rows()
-    replay(config, recorder=rows)
-    measured = rows.of_kind("segment")[-1]["memory"]
-    programs = representative_programs(config)
-    buffers = gradient_buffers(programs, data_ranks=1, on_gpu=False)
-    planned = stage_memory(config, course_of(programs), gradient_buffers=buffers)
-    for kind in asdict(planned[0]):
-        assert measured[kind] == [getattr(stage, kind) for stage in planned], kind
+    settings: dict[str, Any] = {"microbatches": 3, "layers": 2, "steps": 2, "eval_interval": 9}
+    check_as_planned(small_config(schedule, precision=precision, **settings))
 
 
 def test_small_and_wide_heads_stay_whole() -> None:

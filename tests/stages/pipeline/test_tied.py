@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.small_runs import Rows, small_config
+from support.small_runs import small_config
 
 from optimizers.grouping import Role
 from schedules import NAMES, Op, build
 from stages.config.run_config import RunConfig
-from stages.memory.estimate import course_of, stage_memory
-from stages.pipeline.build import representative_programs
 from stages.schedule_validation import can_tie, tied_problem
 from stages.shape.families import describe
-from stages.trainer import replay
 from stages.validation import ConfigError, check
-from stages.weights.gradient_buffers import gradient_buffers
 
 
 def tied_config(schedule: str, **changed: Any) -> RunConfig:
@@ -32,25 +28,6 @@ def tied_config(schedule: str, **changed: Any) -> RunConfig:
 def test_a_schedule_declares_whether_its_ends_can_share_a_matrix(schedule: str) -> None:
     program = build(schedule, stages=2, microbatches=4, steps=3)
     assert (tied_problem(program) is None) == (schedule in can_tie())
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("schedule", ["2bw-v", "zb-v", "1f1b"])
-def test_memory_is_what_the_plan_says(schedule: str, precision: str) -> None:
-    stages = 1 if schedule == "1f1b" else 2
-    config = tied_config(schedule, stages=stages, precision=precision, optimizer="muon")
-    config.site.device = "cpu"
-    rows = Rows()
-    replay(config, recorder=rows)
-    memory = rows.of_kind("segment")[-1]["memory"]
-    programs = representative_programs(config)
-    planned = stage_memory(
-        config, course_of(programs), gradient_buffers=gradient_buffers(programs, data_ranks=1, on_gpu=False)
-    )
-    for kind in asdict(planned[0]):
-        assert memory[kind] == [getattr(stage, kind) for stage in planned], kind
-    parameters = rows.of_kind("start")[0]["stage_parameters"]
-    assert sum(parameters) == describe(config.model).parameter_count
 
 
 def test_the_matrix_is_counted_once_and_computed_with_twice() -> None:
