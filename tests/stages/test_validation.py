@@ -1,73 +1,285 @@
+"""Settings that do not go together are refused by key, with what is accepted."""
+
 from __future__ import annotations
 
+from math import inf, nan
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 from support.small_runs import small_config
 
+from stages.config.run_config import RunConfig
 from stages.pipeline.build import segment_lengths
 from stages.validation import ConfigError, check
 
+OWN = "support.two_weights:make"
+MUP = {
+    "model.parametrization": "mup",
+    "model.base_width": 4,
+    "model.base_layers": 1,
+    "model.base_head_dim": 1,
+}
+LARGE = 10_000
 
-@pytest.mark.parametrize(
-    ("changed", "key", "says"),
-    [
-        ({"schedule.name": "2wb"}, "schedule.name", "accepted: gpipe, 1f1b"),
-        ({"optimizer.name": "adam"}, "optimizer.name", "accepted: .*adamw"),
-        ({"parallel.stages": 5}, "parallel.stages", "5 stages are asked for; .* 4 blocks"),
-        ({"parallel.data": 0}, "parallel.data", "must be at least 1"),
-        ({"train.max_skipped": -1}, "train.max_skipped", "must be at least 0"),
-        ({"schedule.microbatches": 0}, "schedule.microbatches", "must be at least 1"),
+# A key that is refused, its value, and words of the refusal; by settings of `small_config`.
+OF_ANY = [
+    ("schedule.name", "2wb", "accepted: gpipe, 1f1b"),
+    ("optimizer.name", "adam", "did you mean adamw?"),
+    ("parallel.stages", 5, "5 stages are asked for"),
+    ("parallel.data", 0, "must be at least 1"),
+    ("train.max_skipped", -1, "must be at least 0"),
+    ("schedule.microbatches", 0, "must be at least 1"),
+    ("schedule.microbatches", 50_001, "accepted"),
+    ("train.clip", "glob", "accepted: global, stage, none"),
+    ("model.heads", 3, "must divide model.width = 16"),
+    ("model.head_dim", 5, "must be even for rotary positions"),
+    ("model.head_dim", 0, "must be at least 1"),
+    ("model.family", "lama", "accepted: llama, qwen3"),
+    ("model.kv_heads", 3, "must divide model.heads = 4"),
+    ("model.vocab_size", 100, "needs 256"),
+    ("model.rope_base", 0.0, "must be at least 1"),
+    ("model.norm_eps", -1.0, "must be above 0"),
+    ("data.path", "/nowhere/at/all", "does not exist"),
+    ("data.document_mask", True, "text.txt does not record which token ends a document"),
+    ("data.end_of_document", 10, "goes with data.document_mask: true; accepted without it: null"),
+    ("optimizer.lr", nan, "must be above 0"),
+    ("optimizer.warmup", 1.5, "must be at most 1"),
+    ("optimizer.schedule", "cosin", "did you mean cosine? accepted: cosine, linear"),
+    ("optimizer.decay_share", 0.5, "of wsd, not of cosine; accepted with it: null"),
+    ("model.logit_softcap", 0.0, "is 0, must be above 0"),
+    ("model.base_width", 8, "goes with model.parametrization: mup; accepted with standard"),
+    ("model.parametrization", "sp", "'sp' is not known; accepted: standard, mup"),
+    ("model.tied", True, "on 0 and 1; accepted: false, parallel.stages: 1, or a schedule in a V"),
+    ("model.shared_experts", 1, "and model.experts is 0; accepted"),
+    ("model.dense_layers", 1, "and model.experts is 0; accepted"),
+    ("model.router_score", "softmax", "and model.experts is 0; accepted"),
+    ("model.route_normalised", False, "and model.experts is 0; accepted"),
+    ("model.route_scale", 2.0, "and model.experts is 0; accepted"),
+    ("model.balance", "bias", "and model.experts is 0; accepted"),
+    ("model.balance_rate", 0.1, "and model.experts is 0; accepted"),
+    ("model.active_experts", 1, "and model.experts is 0; accepted"),
+    ("model.expert_width", 12, "and model.experts is 0; accepted"),
+    ("correction.name", "lr-discount", "a synchronous schedule has none"),
+    *(
+        ("parallel.cut", cut, "of 2 stages, whole or with .5, 4 in all and at least 0.5 each")
+        for cut in (
+            *([4], [2, 1], [0, 4], [5, -1], [2, 1, 1], [1.25, 2.75], [3.5, 1], [3.75, 0.25]),
+            *([nan, 4], [inf, 1]),
+        )
+    ),
+]
+OF_DOCUMENTS = [
+    ("data.end_of_document", 256, "is 256, must be below model.vocab_size = 256"),
+    ("data.end_of_document", -1, "at least 0"),
+    ("train.cuda_graphs", True, "does not go with data.document_mask"),
+]
+OF_EXPERTS = [
+    ("model.active_experts", 9, "is 9, must be from 1 to model.experts = 6"),
+    ("model.active_experts", None, "is null, must be from 1 to model.experts = 6"),
+    ("model.active_experts", 0, "is 0, must be at least 1"),
+    ("model.expert_width", None, "is null, must be at least 1"),
+    ("model.expert_width", 0, "is 0, must be at least 1"),
+    ("model.shared_experts", -1, "is -1, must be at least 0"),
+    ("model.dense_layers", 4, "is 4, must be below model.layers = 4"),
+    ("model.router_score", "relu", "'relu' is not known; accepted: sigmoid, softmax, or null"),
+    ("model.balance", "loss", "'loss' is not known; accepted: bias, none, or null"),
+    ("model.balance_rate", 0.0, "is 0, must be above 0"),
+    ("model.route_scale", -1.0, "is -1, must be above 0"),
+    ("train.cuda_graphs", True, "does not go with experts, whose rows depend on the tokens"),
+]
+OF_2BW = [
+    ("correction.name", "prediction", "accepted: none, weight-prediction"),
+    ("correction.name", "discrepancy", "this schedule stashes those"),
+]
+OF_PACI = [
+    ("correction.name", "delay-compensation", "keeps no older ones"),
+    ("train.compile", True, "accepted with it: train.recompute: full"),
+    ("model.tied", True, "needs embedding and head on one rank"),
+]
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
+    (given, {key: value}, key, says)
+    for given, rows in (
+        ({}, OF_ANY),
+        ({"documents": True}, OF_DOCUMENTS),
+        ({"family": "experts"}, OF_EXPERTS),
+        ({"schedule": "2bw"}, OF_2BW),
+        ({"schedule": "paci"}, OF_PACI),
+        ({"schedule": "pipedream"}, [("correction.name", "sync-start", "schedule.update_interval = 2")]),
+        ({"schedule": "interleaved-1f1b"}, [("model.tied", True, "interleaved-1f1b has them on 0 and 1")]),
+        ({"schedule": "2bw-v"}, [("schedule.microbatches", 30_000, "accepted")]),
+    )
+    for key, value, says in rows
+]
+# What is refused for another key, or several.
+TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
+    ({}, {"error_feedback.coefficient": 1.0}, "error_feedback", "1f1b has none"),
+    ({}, {"schedule.name": "paci"}, "train.clip", "accepted with it: stage, none"),
+    ({}, {"optimizer.momentum": 0.9}, "optimizer", "momentum"),
+    ({}, {"parallel.data": LARGE, "train.microbatch_size": LARGE}, "train.microbatch_size", "accepted"),
+    (
+        {},
+        {"train.eval_microbatches": 10**6, "train.microbatch_size": 100},
+        "train.microbatch_size",
+        "accepted",
+    ),
+    ({}, {"model.factory": OWN, "model.z_loss": 1e-4}, "model.z_loss", "goes with the decoder"),
+    ({}, {"model.factory": OWN, "model.logit_softcap": 9.0}, "model.logit_softcap", "goes with the decoder"),
+    (
+        {},
+        {"optimizer.schedule": "wsd", "optimizer.decay_share": 0.0},
+        "optimizer.decay_share",
+        "must be above 0",
+    ),
+    ({}, {"model.parametrization": "mup"}, "model.base_width", "is null, and model.parametrization is mup"),
+    ({}, MUP | {"model.factory": OWN}, "model.parametrization", "mup: goes with the decoder"),
+    ({}, MUP | {"optimizer.name": "soap"}, "model.parametrization", "mup: how steps of soap should"),
+    (
+        {},
+        {"train.cuda_graphs": True, "site.device": "cpu"},
+        "train.cuda_graphs",
+        "does not go with site.device",
+    ),
+    (
+        {"documents": True},
+        {"model.factory": OWN},
+        "data.document_mask",
+        "the blocks of model.factory take no",
+    ),
+    (
+        {"family": "experts"},
+        {"model.factory": OWN},
+        "model.experts",
+        "goes with the decoder, not with model.",
+    ),
+    ({"family": "experts"}, MUP, "model.parametrization", "mup: is not known for mixtures of experts"),
+    (
+        {"schedule": "2bw"},
+        {"parallel.stages": 4},
+        "schedule.microbatches",
+        "2bw with 4 stages needs at least 3",
+    ),
+    ({"schedule": "2bw"}, {"correction.anneal": 3}, "correction", "has settings and no name"),
+    (
+        {},
+        {"optimizer.schedule": "wsd", "optimizer.decay_share": 0.95, "optimizer.warmup": 0.1},
+        "optimizer.decay_share",
+        "accepted with it: at most 0.9",
+    ),
+    (
+        {"family": "experts"},
+        {"model.balance": "none", "model.balance_rate": 0.1},
+        "model.balance_rate",
+        "is 0.1, and model.balance is none",
+    ),
+    (
+        {"schedule": "2bw", "coefficient": 1.0},
+        {"correction.name": "lr-discount"},
+        "correction.name",
+        "do not go together",
+    ),
+    (
+        {"schedule": "2bw"},
+        {"correction.name": "lr-discount", "correction.reach": 1.0},
+        "correction",
+        "no option 'reach'; accepted: anneal",
+    ),
+    (
+        {"schedule": "2bw"},
+        {"correction.name": "weight-prediction", "correction.flavour": "adam"},
+        "correction",
+        "accepted: last-update | momentum | adam-moments",
+    ),
+    *(
         (
-            {"schedule.name": "2bw", "parallel.stages": 4, "schedule.microbatches": 2},
-            "schedule.microbatches",
-            "2bw with 4 stages needs at least 3 micro-batches per step .* the smallest delay is 2",
-        ),
-        ({"error_feedback.coefficient": 1.0}, "error_feedback", "1f1b has none"),
-        ({"schedule.name": "paci"}, "train.clip", "accepted with it: stage, none"),
-        ({"train.clip": "glob"}, "train.clip", "accepted: global, stage, none"),
-        ({"optimizer.momentum": 0.9}, "optimizer", "momentum"),
-        ({"model.heads": 3}, "model.heads", "must divide model.width = 16"),
-        ({"model.head_dim": 5}, "model.head_dim", "must be even for rotary positions"),
-        ({"model.head_dim": 0}, "model.head_dim", "must be at least 1"),
-        ({"model.family": "lama"}, "model.family", "accepted: llama, qwen3"),
-        ({"model.kv_heads": 3}, "model.kv_heads", "must divide model.heads = 4"),
-        ({"model.vocab_size": 100}, "model.vocab_size", "needs 256"),
-        ({"data.path": "/nowhere/at/all"}, "data.path", "does not exist"),
-        (
-            {"data.document_mask": True},
-            "data.document_mask",
-            "text.txt does not record which token ends a docu",
-        ),
-        (
-            {"data.end_of_document": 10},
-            "data.end_of_document",
-            "goes with data.document_mask: true; accepted without it: null",
-        ),
-        (
-            {"data.document_mask": True, "data.end_of_document": 256},
-            "data.end_of_document",
-            "is 256, must be below model.vocab_size = 256",
-        ),
-        ({"data.document_mask": True, "data.end_of_document": -1}, "data.end_of_document", "at least 0"),
-        (
-            {"data.document_mask": True, "model.factory": "support.two_weights:make"},
-            "data.document_mask",
-            "the blocks of model.factory take no mask; accepted with it: false",
-        ),
-        ({"optimizer.lr": float("nan")}, "optimizer.lr", "must be above 0"),
-        ({"optimizer.warmup": 1.5}, "optimizer.warmup", "must be at most 1"),
-    ],
-)
-def test_invalid_settings_are_refused_by_key(changed: dict[str, Any], key: str, says: str) -> None:
-    config = OmegaConf.structured(small_config())
-    check(OmegaConf.to_object(config))
-    for name, value in changed.items():
-        OmegaConf.update(config, name, value)
-    with pytest.raises(ConfigError, match=says) as caught:
-        check(OmegaConf.to_object(config))
-    assert caught.value.key == key
+            {"schedule": "2bw", "optimizer": optimizer},
+            {"correction.name": "weight-prediction", "correction.flavour": flavour},
+            "correction.flavour",
+            says,
+        )
+        for optimizer, flavour, says in (
+            ("muon", "adam-moments", "moments of adamw only"),
+            ("soap", "momentum", "soap keeps none"),
+        )
+    ),
+    (
+        {"schedule": "paci"},
+        {"correction.name": "discrepancy", "parallel.data": 2},
+        "parallel.data",
+        "is 2, and discrepancy needs",
+    ),
+    *(
+        ({"schedule": "2bw", "stages": 3, "microbatches": 6, "shard_head": True}, changed, key, says)
+        for changed, key, says in (
+            ({"model.factory": OWN}, "parallel.shard_head", "needs a head that the program knows"),
+            (
+                {"model.z_loss": 1e-4},
+                "parallel.shard_head",
+                "computes the plain cross-entropy, without model.",
+            ),
+            (
+                {"data.path": __file__, "model.vocab_size": 2},
+                "parallel.shard_head",
+                "each rank some of the 2 tok",
+            ),
+            (
+                {"optimizer.name": "scion"},
+                "parallel.shard_head",
+                "needs an optimizer that updates rows of the",
+            ),
+            (
+                {"train.clip": "stage"},
+                "parallel.shard_head",
+                "makes stages of the head's shards, and train.clip",
+            ),
+            (
+                {"schedule.name": "pipedream", "train.clip": "none"},
+                "schedule",
+                "stages update on their own, and",
+            ),
+            (
+                {"schedule.name": "looped-bfs", "schedule.chunks": 2},
+                "schedule",
+                "need backwards of the last stage",
+            ),
+            (
+                {"schedule.microbatches": 2},
+                "schedule.microbatches",
+                "needs at least 3 micro-batches per step for",
+            ),
+            (
+                {"model.tied": True, "parallel.data": 2, "parallel.shard_gradients": True},
+                "parallel.shard_gradients",
+                "keeps one whole gradient, and shards that embedding and head share",
+            ),
+        )
+    ),
+]
+
+
+def config_of(given: dict[str, Any], changed: dict[str, Any]) -> RunConfig:
+    config = small_config(**given)
+    for key, value in changed.items():
+        section, _, name = key.rpartition(".")
+        setattr(getattr(config, section), name, value)
+    return config
+
+
+@pytest.mark.parametrize(("given", "changed", "key", "says"), [*REFUSED, *TOGETHER])
+def test_what_does_not_go_together_is_refused_by_key(
+    given: dict[str, Any], changed: dict[str, Any], key: str, says: str
+) -> None:
+    check(small_config(**given))
+    with pytest.raises(ConfigError) as refused:
+        check(config_of(given, changed))
+    assert refused.value.key == key
+    assert says in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize(("optimizer", "flavour"), [("muon", "momentum"), ("adamw", "adam-moments")])
+def test_a_flavour_that_the_optimizer_serves_is_accepted(optimizer: str, flavour: str) -> None:
+    correction = {"correction.name": "weight-prediction", "correction.flavour": flavour}
+    check(config_of({"schedule": "2bw", "optimizer": optimizer}, correction))
 
 
 @pytest.mark.parametrize(

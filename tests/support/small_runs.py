@@ -201,10 +201,16 @@ class Rows:
         return str(self.rows[-1]["weights_sha256"])
 
 
-def replayed(config: RunConfig, **given: Any) -> Rows:
-    """The rows of a replay."""
-    replay(config, recorder=(rows := Rows()), **given)
-    return rows
+class Replayed(Rows):
+    """A replay: its rows, and its result."""
+
+    def __init__(self, config: RunConfig, **given: Any) -> None:
+        super().__init__()
+        self.result = replay(config, recorder=self, **given)
+
+
+def replayed(config: RunConfig, **given: Any) -> Replayed:
+    return Replayed(config, **given)
 
 
 def in_processes(work: Callable[..., Any], arguments: Sequence[Any], *, size: int) -> list[list[Any]]:

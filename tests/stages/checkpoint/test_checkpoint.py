@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.resumed import check_resumed, go_back, json_of, saving, seal, wait_for_saving
-from support.small_runs import Rows, in_processes, small_config
+from support.small_runs import Rows, in_processes, replayed, small_config
 from support.training_cases import measured
 
 from stages.checkpoint import files
@@ -69,16 +69,14 @@ def test_a_damaged_checkpoint_is_passed_over(
     if (name, harm) == ("manifest.json", cut_short):
         # Its last byte ends the line: nothing is lost with it.
         (folder / "step-4" / name).write_bytes((folder / "step-4" / name).read_bytes()[:-1])
-    rows = Rows()
-    replay(config, recorder=rows, checkpoints=folder)
+    rows = replayed(config, checkpoints=folder)
     check_resumed(whole, measured(rows), step=2)
     warning = capsys.readouterr().err
     assert "step-4 is not used: " in warning
     # A bit of the manifest may be in another file's entry.
     assert name in warning or (name, harm) == ("manifest.json", flip)
     # It has been written anew.
-    rows = Rows()
-    replay(config, recorder=rows, checkpoints=folder)
+    rows = replayed(config, checkpoints=folder)
     check_resumed(whole, measured(rows), step=4)
     assert files.saved_steps(folder) == [4, 2]
     assert {entry.name for entry in folder.iterdir()} == {"step-2", "step-4"}
@@ -91,8 +89,7 @@ def test_without_a_valid_checkpoint_a_run_starts_anew(
     config, folder, whole = saved
     for step in (2, 4):
         cut_short(folder / f"step-{step}" / "rank-0.safetensors")
-    rows = Rows()
-    replay(config, recorder=rows, checkpoints=folder)
+    rows = replayed(config, checkpoints=folder)
     assert measured(rows)[1:] == whole[1:]
     assert capsys.readouterr().err.count("is not used") == 2
 

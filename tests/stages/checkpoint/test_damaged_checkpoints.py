@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.resumed import json_of, seal
-from support.small_runs import Rows, small_config
+from support.small_runs import Rows, replayed, small_config
 
 from stages.checkpoint.export import write_weights
 from stages.checkpoint.export_options import ExportFormat, Weights
@@ -100,8 +100,7 @@ def test_a_manifest_lists_files_of_its_folder(
         change(content)
         manifest.write_bytes(encoded(content))
         assert "holds no checkpoint that is whole" in one_line(config, copy)
-        rows = Rows()
-        replay(config, recorder=rows, checkpoints=copy)
+        rows = replayed(config, checkpoints=copy)
         assert rows.rows[0]["step"] == 0
     assert "is not used: manifest.json " in capsys.readouterr().err
 

@@ -50,7 +50,7 @@ def test_a_paused_run_goes_on_to_the_same_bits(
 ) -> None:
     """It pauses twice at the same step, as if it had been killed before it ended."""
     if schedule == "pipedream":
-        changed = {"clip": "stage", "update_interval": 1, "eval_interval": PAUSE}
+        changed = {"update_interval": 1, "eval_interval": PAUSE}
     config = config_of(schedule, **changed)
     assert pauses_exactly(config, step=PAUSE)
     whole, rows = Rows(), Rows()
@@ -90,7 +90,7 @@ def test_processes_pause_and_go_on_to_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_pause_where_a_drain_changes_the_numbers() -> None:
-    config = config_of("paci", clip="stage")
+    config = config_of("paci")
     assert [step for step in range(1, 7) if pauses_exactly(config, step=step)] == [4, 6]
     config.train.checkpoint_interval = 3
     assert [step for step in range(1, 7) if pauses_exactly(config, step=step)] == [3, 4, 6]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.resumed import check_resumed, go_back, replay_twice, saving, wait_for_saving
 from support.single_process import check_close, joined
-from support.small_runs import Rows, in_processes, small_config, with_experts
+from support.small_runs import Rows, in_processes, replayed, small_config, with_experts
 from support.training_cases import cases, measured, named, of_writers
 
 import stages.training_loop
@@ -40,7 +40,7 @@ def test_every_optimizer_goes_on_to_the_same_bits(correction: str, tmp_path: Pat
     schedule = {"discrepancy": "paci", "delay-compensation": "2bw"}.get(correction, "pipedream")
     refused = []
     for name in NAMES if correction == "none" else NAMES[FORMS.index(correction) % 3 :: 3]:
-        config = saving(small_config(schedule, optimizer=name, clip="stage", layers=2, eval_interval=4))
+        config = saving(small_config(schedule, optimizer=name, layers=2, eval_interval=4))
         config.schedule.update_interval = None if schedule == "2bw" else 2
         if correction in CORRECTION_NAMES:
             config.correction = CorrectionConfig(name=correction)
@@ -94,9 +94,7 @@ def replay_killed(config: RunConfig, folder: Path, *, row: int) -> Rows:
     with pytest.raises(Killed):
         replay(config, recorder=KilledAt(row), checkpoints=folder)
     wait_for_saving()
-    rows = Rows()
-    replay(config, recorder=rows, checkpoints=folder)
-    return rows
+    return replayed(config, checkpoints=folder)
 
 
 def last_saved(rows: list[dict[str, Any]], *, before: int) -> int:
@@ -121,8 +119,7 @@ def test_every_schedule_goes_on_to_the_same_bits(tmp_path: Path, chance: random.
     ):
         check_resumed(whole, resumed, step=2)
         go_back(folder, 2)
-        rows = Rows()
-        replay(config, recorder=rows, checkpoints=folder)
+        rows = replayed(config, checkpoints=folder)
         check_resumed(whole, measured(rows), step=2)
         killed_at = chance.randrange(1, len(whole))
         after_kill = measured(replay_killed(config, tmp_path / "killed" / folder.name, row=killed_at))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_runs import Rows, in_processes, small_config
+from support.small_runs import Rows, in_processes, replayed, small_config
 
 from stages.comm.process import Process
 from stages.comm.topology import connect_in_process
@@ -15,7 +15,7 @@ from stages.config.run_config import RunConfig
 from stages.data.dataset import prepare
 from stages.pipeline.build import build_ranks, dtypes
 from stages.pipeline.warm_up import warm_up
-from stages.trainer import replay, train
+from stages.trainer import train
 from stages.validation import check
 
 
@@ -33,15 +33,14 @@ def train_through_host(process: Process, config: RunConfig) -> Any:
 def test_a_run_through_the_hosts_memory_is_its_replay() -> None:
     configs = [
         small_config("2bw", microbatches=4, precision="bfloat16"),
-        small_config("paci", microbatches=4, clip="stage"),
+        small_config("paci", microbatches=4),
         small_config("2bw", stages=1, data=2),
         small_config("1f1b", stages=1, data=2, precision="bfloat16"),
-        small_config("paci", stages=1, data=2, clip="stage"),
+        small_config("paci", stages=1, data=2),
     ]
     by_rank = in_processes(train_through_host, configs, size=2)
     for config, of_ranks in zip(configs, zip(*by_rank, strict=True), strict=True):
-        rows = Rows()
-        replay(config, recorder=rows)
+        rows = replayed(config)
         assert weights_of(rows) in of_ranks, config
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,10 +16,6 @@ from schedules import FAMILY, ScheduleError, build
 from stages.comm.device_settings import DeviceSettingError, check_environment
 from stages.pipeline.executor import RankExecutor
 
-BY_HAND = pytest.mark.skipif(
-    "ASYNCPP_SWEEP" not in os.environ, reason="takes minutes; by hand: ASYNCPP_SWEEP=1 pytest -s"
-)
-
 SCHEDULES: dict[str, dict[str, Any]] = {
     "gpipe": {},
     "1f1b": {},
@@ -30,10 +25,10 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "2bw": {},
     "2bw two ahead": {"ahead": 2},
     "2bw later": {"delay": 2},
-    "pipedream": {"clip": "stage", "update_interval": 1},
-    "pipedream-unstashed": {"clip": "stage", "update_interval": 2},
-    "paci": {"clip": "stage"},
-    "paci often": {"clip": "stage", "update_interval": 1},
+    "pipedream": {"update_interval": 1},
+    "pipedream-unstashed": {"update_interval": 2},
+    "paci": {},
+    "paci often": {"update_interval": 1},
     "1f1b with head shards": {"shard_head": True},
     "2bw with head shards": {"shard_head": True},
     "2bw-v with head shards": {"shard_head": True, "split": True},
@@ -157,7 +152,6 @@ def test_no_program_hangs_wherever_one_rank_synchronises_its_device(schedule: st
 @pytest.mark.slow
 def test_nor_with_data_ranks_whose_exchanges_are_late(schedule: str, recorded: Any) -> None:
     for case in cases(stages=(1, 2), times=(1,), data=(2,), schedules=[schedule]):
-        # `test_sweep` has those of one micro-batch.
         if case.microbatches > 1:
             check_no_hang(recorded(case), case)
             check_connections(recorded(case), case)
@@ -201,32 +195,3 @@ def test_settings_that_are_refused_hang(
     assert hangs(recording, **rule)
     with pytest.raises(DeviceSettingError, match=f"{variable} is 1"):
         check_environment({variable: "1"}, ranks=2)
-
-
-@BY_HAND
-@pytest.mark.parametrize("data", [1, 2])
-def test_sweep(data: int, recorded: Any) -> None:
-    """The same over 2 to 6 stages; prints what it has seen."""
-    places = programs = 0
-    by_schedule: dict[str, list[Case]] = {}
-    for case in cases(stages=(2, 3, 4, 5, 6) if data == 1 else (2, 3, 4), times=(1, 2, 4), data=(data,)):
-        by_schedule.setdefault(case.schedule, []).append(case)
-        places += check_no_hang(recorded(case), case)
-        check_connections(recorded(case), case)
-        programs += 1
-    print(f"\ndata {data}: {programs} programs, 0 hangs at {places} places")
-    for schedule, of_schedule in by_schedule.items():
-        share = early_share(map(recorded, of_schedule))
-        print(f"{schedule}: {100 * share:.1f} % of receives posted at least one action early")
-
-
-@BY_HAND
-def test_sweep_of_two_ranks_that_synchronise(recorded: Any) -> None:
-    for case in cases(stages=(2, 3), times=(2,)):
-        counts = [
-            hangs_where_two_sync(recorded(case), first, second, stride=3)
-            for first in range(case.stages)
-            for second in range(first + 1, case.stages)
-        ]
-        hanging, pairs = map(sum, zip(*counts, strict=True))
-        print(f"{case}: {hanging} of {pairs} pairs of places hang")

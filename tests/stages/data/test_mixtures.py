@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 from support.resumed import replay_twice, saving
-from support.small_runs import Rows, small_config, with_documents
+from support.small_runs import replayed, small_config, with_documents
 from support.texts import write_nanogpt
 
 from stages.config.run_config import RunConfig
 from stages.data.batches import Batches
 from stages.data.dataset import DataError, find_corpus, prepare
 from stages.data.documents import attention_share
-from stages.trainer import replay
 
 ALPHABETS = {"code": "xyz{}\n", "prose": "abcdefgh ", "wiki": "ABCDEFGH "}
 
@@ -94,7 +93,7 @@ def test_a_resumed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
 
 def test_the_own_split_is_that_of_all_sources(tmp_path: Path) -> None:
     config = mixed(tmp_path, steps=1)
-    replay(config, recorder=(rows := Rows()))
+    rows = replayed(config)
     [start] = rows.of_kind("start")
     corpus = find_corpus(config.data)
     alone = [

@@ -3,13 +3,14 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.small_runs import Rows, small_config
+from support.small_runs import replayed, small_config
 from support.texts import write_nanogpt
 from torch.nn import functional as F
 
@@ -17,7 +18,6 @@ from stages.config.run_config import EVAL_TOKENS, OWN_SPLIT, RunConfig, eval_mic
 from stages.data.dataset import DataError, find_validation_set, prepare
 from stages.model.custom import make_stage
 from stages.shape.partition import cut_model
-from stages.trainer import replay
 
 
 def write_sets(folder: Path) -> dict[str, str]:
@@ -29,8 +29,11 @@ def write_sets(folder: Path) -> dict[str, str]:
     return sets
 
 
+SETTINGS: dict[str, Any] = {"schedule": "2bw", "layers": 2, "steps": 3, "precision": "float64"}
+
+
 def with_sets(folder: Path, *, data: int = 1) -> RunConfig:
-    config = small_config("2bw", data=data, layers=2, steps=3, precision="float64")
+    config = small_config(data=data, **SETTINGS)
     config.data.validation = write_sets(folder)
     return config
 
@@ -56,7 +59,8 @@ def loss_by_hand(config: RunConfig, weights: dict[str, torch.Tensor], path: str)
 
 def test_each_set_has_the_loss_of_the_whole_model_on_its_text(tmp_path: Path) -> None:
     config = with_sets(tmp_path)
-    result = replay(config, recorder=(rows := Rows()))
+    rows = replayed(config)
+    result = rows.result
     last = rows.of_kind("eval")[-1]
     assert list(last["sets"]) == [OWN_SPLIT, "wiki", "code"]
     for name, path in config.data.validation.items():
@@ -73,17 +77,16 @@ def test_each_set_has_the_loss_of_the_whole_model_on_its_text(tmp_path: Path) ->
 
 def test_further_sets_change_no_other_number(tmp_path: Path) -> None:
     config = with_sets(tmp_path)
-    alone = replay(small_config("2bw", layers=2, steps=3, precision="float64"), recorder=(a := Rows()))
-    beside = replay(config, recorder=(b := Rows()))
-    assert alone.train_losses == beside.train_losses
-    assert all(torch.equal(tensor, beside.weights[name]) for name, tensor in alone.weights.items())
-    for row, other in zip(a.of_kind("eval"), b.of_kind("eval"), strict=True):
+    alone, beside = (replayed(given) for given in (small_config(**SETTINGS), config))
+    assert alone.result.train_losses == beside.result.train_losses
+    assert alone.digest == beside.digest
+    for row, other in zip(alone.of_kind("eval"), beside.of_kind("eval"), strict=True):
         assert (row["val_loss"], row["val_loss_error"]) == (other["val_loss"], other["val_loss_error"])
         assert "sets" not in row
     config.data.headline = "code"
-    headed = replay(config, recorder=(c := Rows()))
-    assert headed.val_losses == [row["sets"]["code"]["val_loss"] for row in b.of_kind("eval")]
-    [start] = c.of_kind("start")
+    headed = replayed(config)
+    assert headed.result.val_losses == [row["sets"]["code"]["val_loss"] for row in beside.of_kind("eval")]
+    [start] = headed.of_kind("start")
     assert start["unigram_bits_per_byte"] == start["validation"]["code"]["unigram_bits_per_byte"]
 
 
@@ -93,7 +96,7 @@ def test_losses_do_not_depend_on_how_many_data_ranks_share_the_sets(tmp_path: Pa
     for data in (1, 2, 3):
         config = with_sets(tmp_path, data=data)
         config.optimizer.lr = 1e-300
-        replay(config, recorder=(rows := Rows()))
+        rows = replayed(config)
         measured.append([row["sets"] for row in rows.of_kind("eval")])
     assert measured[0] == measured[1] == measured[2]
 

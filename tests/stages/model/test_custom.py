@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.files import ROOT
-from support.small_runs import Rows, in_processes, small_config
+from support.small_runs import Rows, in_processes, replayed, small_config
 
 from stages.comm.process import Process
 from stages.config.run_config import RunConfig
@@ -232,7 +232,6 @@ def test_recomputation_draws_again_what_the_forward_drew(own: RunConfig) -> None
     for recompute in ("none", "full"):
         own.train.recompute = recompute
         torch.manual_seed(1)
-        rows = Rows()
-        replay(own, recorder=rows)
-        ends.append(rows.rows[-1]["weights_sha256"])
+        rows = replayed(own)
+        ends.append(rows.digest)
     assert ends[0] == ends[1]

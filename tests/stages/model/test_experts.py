@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.small_runs import small_config
 from torch import Tensor
 
 from stages.config.run_config import ModelConfig
@@ -21,7 +20,6 @@ from stages.model.experts import ExpertBlock, Experts
 from stages.model.gradients.split_backward import DeferredGradients, deferring
 from stages.model.routing import route
 from stages.shape.moe_settings import Mixture, mixture_of
-from stages.validation import ConfigError, check
 
 MODEL = ModelConfig(
     name="m",
@@ -198,51 +196,3 @@ def test_settings_have_their_defaults() -> None:
         balance="bias",
         balance_rate=1e-3,
     )
-
-
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        (
-            {"experts": 0, "expert_width": None},
-            "model.active_experts: is 2, and model.experts is 0; .*: null",
-        ),
-        ({"experts": 0, "active_experts": None}, "model.expert_width: is 12, and model.experts is 0"),
-        ({"active_experts": 9}, "model.active_experts: is 9, must be from 1 to model.experts = 8"),
-        ({"active_experts": None}, "model.active_experts: is null, must be from 1 to model.experts = 8"),
-        ({"active_experts": 0}, "model.active_experts: is 0, must be at least 1"),
-        ({"expert_width": None}, "model.expert_width: is null, must be at least 1"),
-        ({"expert_width": 0}, "model.expert_width: is 0, must be at least 1"),
-        ({"shared_experts": -1}, "model.shared_experts: is -1, must be at least 0"),
-        ({"dense_layers": 2}, "model.dense_layers: is 2, must be below model.layers = 2"),
-        (
-            {"router_score": "relu"},
-            "model.router_score: 'relu' is not known; accepted: sigmoid, softmax, or null",
-        ),
-        ({"balance": "loss"}, "model.balance: 'loss' is not known; accepted: bias, none, or null"),
-        ({"balance": "none", "balance_rate": 0.1}, "model.balance_rate: is 0.1, and model.balance is none"),
-        ({"balance_rate": 0.0}, "model.balance_rate: is 0, must be above 0"),
-        ({"route_scale": -1.0}, "model.route_scale: is -1, must be above 0"),
-        (
-            {"factory": "two_weights:make"},
-            "model.experts: goes with the decoder, not with model.factory",
-        ),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(changed: dict[str, Any], says: str) -> None:
-    config = small_config()
-    config.model = replace(MODEL, layers=2)
-    check(config)
-    config.model = replace(config.model, **changed)
-    with pytest.raises(ConfigError, match=says):
-        check(config)
-
-
-def test_every_key_of_experts_is_refused_without_them() -> None:
-    values = {"shared_experts": 1, "dense_layers": 1, "router_score": "softmax", "route_normalised": False}
-    values |= {"route_scale": 2.0, "balance": "bias", "balance_rate": 0.1, "active_experts": 1}
-    for key, value in values.items():
-        config = small_config()
-        config.model = replace(config.model, **{key: value})
-        with pytest.raises(ConfigError, match=f"model.{key}: is .*, and model.experts is 0; accepted"):
-            check(config)

@@ -16,14 +16,12 @@ from torch import Tensor, nn
 from optimizers import METHODS
 from optimizers.build import build_optimizer
 from optimizers.growth import growth_refusal
-from stages.config.limits import ConfigError
 from stages.config.run_config import ModelConfig, RunConfig, optimizer_options
 from stages.model.decoder import initialise
 from stages.model.layers import Block
 from stages.shape.families import parameter_roles
 from stages.shape.parametrization import factor_in_plain_decoder, growth_of
 from stages.trainer import replay
-from stages.validation import check
 
 BASE = 32
 WIDTHS = (32, 64, 128, 256)
@@ -177,7 +175,6 @@ def test_a_model_of_the_base_size_is_the_standard_one_to_the_bit(optimizer: str)
     assert not torch.equal(other.weights["head.weight"], standard.weights["head.weight"])
 
 
-OWN = "support.two_weights:make"
 FOURTH = {"parametrization": "mup", "base_width": 4, "base_layers": 1, "base_head_dim": 1}
 """Of a model of width 16, four blocks, heads of 4: a quarter of it in all three."""
 
@@ -251,41 +248,3 @@ def test_optimizers_without_a_known_form_are_refused() -> None:
     original = {**METHODS["normuon"].defaults, "scale": "original"}
     assert growth_refusal(METHODS["normuon"], original) is None
     assert growth_refusal(METHODS["scion"], {**METHODS["scion"].defaults, "constrained": True}) is not None
-    config = small_config(optimizer="soap")
-    config.model = replace(config.model, **FOURTH)
-    with pytest.raises(ConfigError, match=r"model.parametrization: mup: how steps of soap should"):
-        check(config)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"base_width": 8}, "model.base_width: goes with model.parametrization: mup; accepted with standard"),
-        (
-            {"parametrization": "mup"},
-            "model.base_width: is null, and model.parametrization is mup; accepted: at least 1",
-        ),
-        ({"parametrization": "sp"}, "model.parametrization: 'sp' is not known; accepted: standard, mup"),
-        (
-            {**FOURTH, "experts": 4, "active_experts": 2, "expert_width": 8},
-            "model.parametrization: mup: is not known for mixtures of experts",
-        ),
-        ({"factory": OWN, "z_loss": 1e-4}, "model.z_loss: goes with the decoder"),
-        (
-            {"factory": OWN, "logit_softcap": 15.0},
-            "model.logit_softcap: goes with the decoder",
-        ),
-        ({"logit_softcap": 0.0}, "model.logit_softcap: is 0, must be above 0"),
-        (
-            {**FOURTH, "factory": OWN},
-            "model.parametrization: mup: goes with the decoder",
-        ),
-    ],
-)
-def test_settings_without_a_meaning_are_refused(changes: dict[str, Any], message: str) -> None:
-    config = small_config()
-    check(config)
-    config.model = replace(config.model, **changes)
-    with pytest.raises(ConfigError) as refused:
-        check(config)
-    assert str(refused.value).startswith(message)

@@ -17,6 +17,7 @@ from support.small_runs import (
     in_processes,
     newest_version,
     ranks_of,
+    replayed,
     small_config,
     spoil_gradients,
     with_experts,
@@ -244,8 +245,7 @@ def test_a_distributed_run_goes_on_from_a_replay_to_its_bits(tmp_path: Path) -> 
     given, whole = [], []
     for number, config in enumerate(every_case()):
         config, folder = saving(config), tmp_path / str(number)
-        rows = Rows()
-        replay(config, recorder=rows, checkpoints=folder)
+        rows = replayed(config, checkpoints=folder)
         go_back(folder, 2)
         given.append((config, folder))
         whole.append(measured(rows))

@@ -17,6 +17,7 @@ from support.small_runs import (
     Rows,
     compiles_float64,
     ranks_of,
+    replayed,
     small_config,
     with_documents,
     with_experts,
@@ -56,10 +57,8 @@ def run_of(schedule: str, *, compile: bool | None = None, **more: Any) -> RunCon
         schedule,
         stages=2,
         microbatches=8 if schedule == "dualpipe-v" else 4,
-        chunks=2 if "chunks" in facts.options else 1,
         layers=4,
         steps=2,
-        clip="global" if facts.updates_together else "stage",
         precision="float64",
         split="split" in facts.options,
         **more,
@@ -200,8 +199,7 @@ def test_a_model_of_ones_own_is_not_compiled() -> None:
 
 
 def test_the_start_says_whether_blocks_are_compiled() -> None:
-    rows = Rows()
-    replay(run_of("2bw"), recorder=rows)
+    rows = replayed(run_of("2bw"))
     [start] = rows.of_kind("start")
     assert (start["compiled"], start["warm_up_seconds"]) == (False, 0.0)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_runs import Rows, in_processes, ranks_of, small_config, with_documents, with_experts
+from support.small_runs import Rows, in_processes, ranks_of, small_config
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -22,7 +22,6 @@ from stages.pipeline.warm_up import warm_up_ranks
 from stages.rehearsal.rank import rehearse_rank
 from stages.shape.partition import cut_of
 from stages.trainer import replay, train
-from stages.validation import ConfigError, check
 from stages.weights.weight_versions import WeightVersions
 
 
@@ -82,8 +81,8 @@ CASES: list[dict[str, Any]] = [
     {"schedule": "2bw-v", "split": True},
     {"schedule": "zero-bubble"},
     {"schedule": "dualpipe-v", "microbatches": 4},
-    {"schedule": "pipedream", "clip": "stage"},
-    {"schedule": "paci", "clip": "stage"},
+    {"schedule": "pipedream"},
+    {"schedule": "paci"},
     {"schedule": "2bw", "shard_head": True},
 ]
 
@@ -190,17 +189,6 @@ def test_a_rehearsal_runs_them(schedule: str, monkeypatch: pytest.MonkeyPatch) -
     assert found.kept["other"] > 0
 
 
-def test_what_has_no_graphs_is_refused() -> None:
-    config = graphed(small_config())
-    on_cpu = graphed(small_config())
-    on_cpu.site.device = "cpu"
-    for refused, what in [
-        (with_experts(config), "experts"),
-        (with_documents(config), "data.document_mask"),
-        (on_cpu, "site.device: cpu"),
-    ]:
-        with pytest.raises(ConfigError, match=f"does not go with {what}.*accepted with it: false") as caught:
-            check(refused)
-        assert caught.value.key == "train.cuda_graphs"
+def test_without_a_gpu_it_is_said_what_to_set() -> None:
     with pytest.raises(RuntimeError, match=r"there is no GPU here; set train\.cuda_graphs: false"):
-        replay(config, recorder=Rows())
+        replay(graphed(small_config()), recorder=Rows())

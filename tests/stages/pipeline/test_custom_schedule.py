@@ -12,7 +12,7 @@ import torch
 from support.command_line import asyncpp
 from support.files import ROOT
 from support.resumed import check_resumed, go_back, saving
-from support.small_runs import Rows, in_processes, small_config
+from support.small_runs import Rows, in_processes, replayed, small_config
 from support.training_cases import measured
 
 from stages.comm.process import Process
@@ -133,8 +133,7 @@ def test_processes_compute_the_bits_of_replay_and_go_on_to_them(tmp_path: Path) 
     ]
     by_rank = in_processes(train_and_resume, given, size=2)
     for (config, _), (whole, resumed) in zip(given, by_rank[-1], strict=True):
-        rows = Rows()
-        replay(config, recorder=rows)
+        rows = replayed(config)
         assert [row for row in whole if row["kind"] == "end"] == measured(rows)[-1:]
         check_resumed(whole, resumed, step=2)
 

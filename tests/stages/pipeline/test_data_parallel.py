@@ -10,7 +10,15 @@ import pytest
 import torch
 from support.resumed import check_resumed, go_back, saving
 from support.single_process import check_against_one_process, joined
-from support.small_runs import Rows, in_processes, newest_version, small_config, spoil_gradients, with_experts
+from support.small_runs import (
+    Rows,
+    in_processes,
+    newest_version,
+    replayed,
+    small_config,
+    spoil_gradients,
+    with_experts,
+)
 from support.training_cases import OPTIMIZERS, SCHEDULES, measured
 
 import stages.comm.reduction_rounds
@@ -19,7 +27,6 @@ from stages.config.run_config import CorrectionConfig, RunConfig
 from stages.shape.optimizer_sharding import assign_owners
 from stages.trainer import replay, train
 from stages.training_loop import SkippedTooOftenError
-from stages.validation import ConfigError, check
 
 
 def of_every_schedule(*, data: int) -> list[RunConfig]:
@@ -108,21 +115,19 @@ def test_processes_of_two_data_ranks(tmp_path: Path) -> None:
     # Stage 1 is on processes 2 and 3, and of its data ranks the first writes.
     for config, rank_0, rank_1, writer, rank_3 in zip(configs, *by_rank, strict=False):
         assert rank_0 == rank_1 == rank_3 == [[], []]
-        rows = Rows()
-        replay(config, recorder=rows)
+        rows = replayed(config)
         assert writer[0] == measured(rows), config
         assert max(row["grad_norm"] for row in rows.of_kind("step")) > config.train.clip_norm
-        assert rows.rows[-1]["weights_sha256"]
+        assert rows.digest
 
     for whole, again in by_rank[2][len(configs) : -1 - len(folded)]:
         check_resumed(whole, again, step=2)
 
     # The last stage of a V is on the first pipeline rank.
     for config, (writer, _) in zip(folded, by_rank[0][-1 - len(folded) : -1], strict=True):
-        rows = Rows()
-        replay(config, recorder=rows)
+        rows = replayed(config)
         assert writer == measured(rows), config
-        assert rows.rows[-1]["weights_sha256"]
+        assert rows.digest
 
     reasons = [outcomes[-1] for outcomes in by_rank]
     assert reasons[2].startswith("6 rows: the gradient was not finite in 3 updates in a row, up to update 5")
@@ -134,8 +139,7 @@ def test_processes_of_three_data_ranks_add_in_the_order_of_the_ranks() -> None:
     """Around a ring, parts of the gradient would be added in other orders."""
     config = small_config("2bw", stages=1, data=3, optimizer="muon", clip_norm=0.3)
     by_rank = in_processes(do, [Job(config, in_small_rounds=True)], size=3)
-    rows = Rows()
-    replay(config, recorder=rows)
+    rows = replayed(config)
     assert by_rank[0][0][0] == measured(rows)
 
 
@@ -190,14 +194,3 @@ def test_parameters_are_shared_out_whole_and_evenly() -> None:
     assert sorted(many.order) == [0, 1, 2, 3, 4, 5]
     assert many.owned[6:] == ((), ())
     assert many.parts[-3:] == (1, 0, 0)
-
-
-def test_a_correction_that_needs_the_whole_master_copy_is_refused() -> None:
-    config = small_config("paci", data=2, clip="stage")
-    config.correction = CorrectionConfig(name="discrepancy")
-    with pytest.raises(
-        ConfigError, match=r"parallel\.data: is 2, and discrepancy needs .*; accepted with it: 1"
-    ):
-        check(config)
-    config.parallel.data = 1
-    check(config)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.single_process import batches, check_first_gradient, whole_model
-from support.small_runs import Rows, small_config
+from support.small_runs import replayed, small_config
 from support.training_cases import within_blocks
 from torch import Tensor
 
@@ -19,7 +19,6 @@ from schedules import FAMILY
 from stages.config.run_config import RunConfig, eval_microbatches
 from stages.data.dataset import prepare
 from stages.data.shards import Tokens
-from stages.trainer import replay
 
 END = ord(" ")
 
@@ -103,7 +102,8 @@ def test_losses_in_training_and_validation_are_those_of_each_document_alone(
     config = config_of(schedule, family=family, data=data, steps=1, lr=1e-12)
     (tmp_path / "set.txt").write_text("it is of no use to be at an end so we go on " * 4)
     config.data.validation = {"short": str(tmp_path / "set.txt")}
-    result = replay(config, recorder=(rows := Rows()))
+    rows = replayed(config)
+    result = rows.result
     loss, _ = alone(config, windows_of(config, steps=1))
     assert result.train_losses == pytest.approx([float(loss)], rel=1e-10)
     corpus = prepare(config.data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from stages.config.run_config import RunConfig
 from stages.model.head_shard import HeadShard, ShardPass
 from stages.shape.head_rows import shard_rows
 from stages.trainer import replay
-from stages.validation import ConfigError, check
 
 
 def sharded(schedule: str, **options: Any) -> RunConfig:
@@ -56,59 +54,6 @@ def test_a_gradient_that_is_not_finite_skips_the_step_on_all_shards(monkeypatch:
     assert [row["skipped"] for row in rows.of_kind("step")] == [False, False, True, False, False]
     weights, _, _ = delayed_training(config, delay=1, skipped=frozenset({2}))
     check_close(joined(result.weights), weights)
-
-
-@pytest.mark.parametrize(
-    ("changed", "problem"),
-    [
-        (
-            {"factory": "stages.model.custom:make_stage"},
-            "parallel.shard_head: needs a head that the program knows",
-        ),
-        (
-            {"z_loss": 1e-4},
-            "parallel.shard_head: computes the plain cross-entropy, without model.logit_softcap",
-        ),
-        ({"vocab_size": 2}, "parallel.shard_head: gives each rank some of the 2 tokens"),
-        (
-            {"optimizer": "scion"},
-            "parallel.shard_head: needs an optimizer that updates rows of the head alone",
-        ),
-        (
-            {"clip": "stage"},
-            "parallel.shard_head: makes stages of the head's shards, and train.clip is stage",
-        ),
-        ({"schedule": "pipedream"}, "stages update on their own, and shards of the head need"),
-        ({"schedule": "looped-bfs"}, "shards of the head need backwards of the last stage in the order"),
-        (
-            {"microbatches": 2},
-            "needs at least 3 micro-batches per step for schedule.delay = 1 and parallel.shard",
-        ),
-        (
-            {"tied": True, "data": 2, "shard_gradients": True},
-            "parallel.shard_gradients: keeps one whole gradient, and shards that embedding and head share",
-        ),
-    ],
-)
-def test_what_cannot_be_sharded_is_refused(changed: dict[str, Any], problem: str) -> None:
-    config = sharded("2bw", stages=3, microbatches=6)
-    for key, value in changed.items():
-        if key in ("factory", "vocab_size", "z_loss", "tied"):
-            setattr(config.model, key, value)
-        elif key in ("data", "shard_gradients"):
-            setattr(config.parallel, key, value)
-        elif key == "optimizer":
-            config.optimizer.name = value
-        elif key == "clip":
-            config.train.clip = value
-        elif key == "schedule":
-            config.schedule.name = value
-            config.train.clip = "none"
-            config.schedule.chunks = 2 if value == "looped-bfs" else 1
-        else:
-            config.schedule.microbatches = value
-    with pytest.raises(ConfigError, match=re.escape(problem)):
-        check(config)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def values_asked(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[li
         ("zero-bubble", {}),
         ("2bw", {"coefficient": 1.0}),
         ("2bw", {"data": 2, "precision": "bfloat16", "recompute": "full"}),
-        ("pipedream", {"clip": "stage", "update_interval": 1}),
+        ("pipedream", {"update_interval": 1}),
         ("paci", {"clip": "none"}),
     ],
 )

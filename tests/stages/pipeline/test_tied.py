@@ -13,7 +13,6 @@ from schedules import NAMES, Op, build
 from stages.config.run_config import RunConfig
 from stages.schedule_validation import can_tie, tied_problem
 from stages.shape.families import describe
-from stages.validation import ConfigError, check
 
 
 def tied_config(schedule: str, **changed: Any) -> RunConfig:
@@ -38,21 +37,6 @@ def test_the_matrix_is_counted_once_and_computed_with_twice() -> None:
     assert tied.training_flops(context=12) == untied.training_flops(context=12)
     assert tied.role("embedding.weight") is Role.EMBEDDING
     assert [parameter.name for parameter in tied.whole() if "head" in parameter.name] == []
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"schedule": "1f1b"}, "on 0 and 1; accepted: false, parallel.stages: 1, or a schedule in a V"),
-        ({"schedule": "interleaved-1f1b", "chunks": 2}, "interleaved-1f1b has them on 0 and 1"),
-        ({"schedule": "paci", "clip": "stage"}, "needs embedding and head on one rank"),
-    ],
-)
-def test_elsewhere_it_is_refused(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as refused:
-        check(tied_config(**changed))
-    assert refused.value.key == "model.tied"
-    assert "\n" not in str(refused.value)
 
 
 def test_an_order_in_which_the_gradients_of_two_steps_would_mix_is_refused() -> None:

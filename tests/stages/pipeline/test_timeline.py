@@ -7,14 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.small_runs import Rows, in_processes, small_config
+from support.small_runs import Rows, in_processes, replayed, small_config
 
 from schedules.actions import Action, Op, parse_action
 from stages.comm.process import Process
 from stages.config.run_config import RunConfig
 from stages.config.segments import segment_program
 from stages.pipeline.timeline import MOST_ACTIONS, STEPS, Meeting, kept_actions, timeline
-from stages.trainer import replay, train
+from stages.trainer import train
 from stages.update.rank_stats import RankTrace, StageTrace
 
 MICROBATCHES = 4
@@ -102,8 +102,7 @@ def check(written: dict[str, Any], config: RunConfig) -> None:
 
 @pytest.mark.slow
 def test_a_replay_has_no_timeline() -> None:
-    rows = Rows()
-    replay(runs()[2], recorder=rows)
+    rows = replayed(runs()[2])
     assert rows.timelines == []
 
 

@@ -59,7 +59,7 @@ def _faults(config: RunConfig) -> list[tuple[str, str, str]]:
         ("1f1b", {"recompute": "full"}),
         ("2bw", {"optimizer": "muon", "coefficient": 1.0, "recompute": "selective", "data": 2}),
         ("2bw-v", {"split": True, "layers": 4}),
-        ("paci-v", {"clip": "stage", "data": 2, "layers": 4}),
+        ("paci-v", {"data": 2, "layers": 4}),
         ("zero-bubble", {}),
         ("2bw", {"shard_head": True, "tied": True}),
         ("2bw", {"ema_decay": 0.9, "data": 2}),

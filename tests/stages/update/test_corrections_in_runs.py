@@ -5,20 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 from support.single_process import check_close, delayed_training
-from support.small_runs import Rows, small_config
+from support.small_runs import Rows, replayed, small_config
 
 from stages.config.run_config import CorrectionConfig, RunConfig
 from stages.shape.partition import cut_model
 from stages.trainer import replay
 from stages.update.optimizer_step import StageUpdate
-from stages.validation import ConfigError, check
+from stages.validation import check
 from stages.weights.weight_versions import WeightVersions
 
 
 def losses(config: RunConfig) -> list[float]:
     check(config)
-    rows = Rows()
-    replay(config, recorder=rows)
+    rows = replayed(config)
     return [row["train_loss"] for row in rows.of_kind("step")]
 
 
@@ -85,7 +84,7 @@ def test_a_synchronous_start_is_synchronous_and_then_delayed(sync_steps: int) ->
 
 
 def test_a_corrected_backward_reads_the_estimate_and_leaves_the_weights_as_they_were() -> None:
-    config = small_config("paci", stages=1, layers=1, clip="stage", precision="float64")
+    config = small_config("paci", stages=1, layers=1, precision="float64")
     config.correction = CorrectionConfig(name="discrepancy", memory=0.5)
     (cut,) = cut_model(config.model, stages=1, context=12)
     weights = WeightVersions(
@@ -116,9 +115,7 @@ def test_a_corrected_backward_reads_the_estimate_and_leaves_the_weights_as_they_
 
 def test_discrepancy_changes_unstashed_runs_only_where_there_is_a_mismatch() -> None:
     def of(stages: int, **correction: object) -> list[float]:
-        config = small_config(
-            "paci", stages=stages, microbatches=2, clip="stage", steps=6, precision="float64"
-        )
+        config = small_config("paci", stages=stages, microbatches=2, steps=6, precision="float64")
         config.correction = CorrectionConfig(**correction)  # type: ignore[arg-type]
         check(config) if stages > 1 else None
         return replay(config, recorder=Rows()).train_losses
@@ -138,51 +135,3 @@ def test_stage_aware_refresh_differs_where_delays_differ() -> None:
             found[schedule, aware] = losses(config)
     assert found["2bw", True] == found["2bw", False], "one delay, one interval"
     assert found["pipedream", True] != found["pipedream", False]
-
-
-@pytest.mark.parametrize(
-    ("schedule", "coefficient", "correction", "key", "words"),
-    [
-        ("2bw", 0.0, {"name": "prediction"}, "correction.name", "accepted: none, weight-prediction"),
-        ("1f1b", 0.0, {"name": "lr-discount"}, "correction.name", "a synchronous schedule has none"),
-        ("2bw", 1.0, {"name": "lr-discount"}, "correction.name", "do not go together"),
-        (
-            "2bw",
-            0.0,
-            {"name": "lr-discount", "reach": 1.0},
-            "correction",
-            "no option 'reach'; accepted: anneal",
-        ),
-        ("2bw", 0.0, {"name": "discrepancy"}, "correction.name", "this schedule stashes those"),
-        ("paci", 0.0, {"name": "delay-compensation"}, "correction.name", "keeps no older ones"),
-        ("pipedream", 0.0, {"name": "sync-start"}, "correction.name", "schedule.update_interval = 2"),
-        ("2bw", 0.0, {"anneal": 3}, "correction", "has settings and no name"),
-        (
-            "2bw",
-            0.0,
-            {"name": "weight-prediction", "flavour": "adam"},
-            "correction",
-            "accepted: last-update | momentum | adam-moments",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    schedule: str, coefficient: float, correction: dict[str, object], key: str, words: str
-) -> None:
-    with pytest.raises(ConfigError) as error:
-        check(config_of(schedule, coefficient, **correction))
-    assert error.value.key == key
-    assert words in error.value.message
-
-
-def test_a_flavour_that_the_optimizer_cannot_serve_is_refused() -> None:
-    config = config_of(name="weight-prediction", flavour="adam-moments")
-    check(config)
-    config.optimizer.name = "muon"
-    with pytest.raises(ConfigError, match="moments of adamw only"):
-        check(config)
-    config.correction.flavour = "momentum"
-    check(config)
-    config.optimizer.name = "soap"
-    with pytest.raises(ConfigError, match="soap keeps none"):
-        check(config)

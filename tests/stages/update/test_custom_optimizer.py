@@ -12,7 +12,7 @@ import torch
 from support.command_line import asyncpp
 from support.files import ROOT
 from support.resumed import replay_twice, saving
-from support.small_runs import Rows, in_processes, small_config
+from support.small_runs import Rows, in_processes, replayed, small_config
 
 from asyncpp_cli.runs.config_file import config_text, read_config
 from asyncpp_cli.runs.settings import assign, config_hash, get
@@ -122,9 +122,8 @@ def test_a_killed_run_resumes_to_the_same_bits(data: int, own: RunConfig, tmp_pa
 def test_its_state_is_planned_as_it_is_measured(name: str, own: RunConfig) -> None:
     own.optimizer = replace(own.optimizer, name=name, options={})
     own.parallel.data = 2
-    rows = Rows()
-    replay(own, recorder=rows)
-    memory = rows.of_kind("segment")[-1]["memory"]
+    rows = replayed(own)
+    memory = rows.memory
     planned = stage_memory(own, course_of(representative_programs(own)), gradient_buffers=[2, 2])
     assert [stage.optimizer for stage in planned] == memory["optimizer"]
 

@@ -8,12 +8,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from support.small_runs import Rows, small_config
+from support.small_runs import replayed, small_config
 
 from stages.config.run_config import OptimizerConfig
-from stages.trainer import replay
 from stages.update.lr_schedule import SCHEDULES, learning_rate_factor
-from stages.validation import ConfigError, check
+from stages.validation import check
 
 
 def factors(**changed: Any) -> list[float]:
@@ -61,27 +60,9 @@ def test_a_run_takes_the_rates_of_its_schedule() -> None:
     config = small_config("2bw", steps=10)
     config.optimizer = replace(config.optimizer, schedule="wsd", decay_share=0.5, warmup=0.2)
     check(config)
-    rows = Rows()
-    replay(config, recorder=rows)
+    rows = replayed(config)
     expected = [
         config.optimizer.lr * learning_rate_factor(config.optimizer, step=step, steps=10)
         for step in range(10)
     ]
     assert [row["lr"] for row in rows.of_kind("step")] == expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "key", "says"),
-    [
-        ({"schedule": "cosin"}, "optimizer.schedule", r"did you mean cosine\? accepted: cosine, linear"),
-        ({"decay_share": 0.5}, "optimizer.decay_share", "of wsd, not of cosine; accepted with it: null"),
-        ({"schedule": "wsd", "decay_share": 0.0}, "optimizer.decay_share", "must be above 0"),
-        ({"schedule": "wsd", "decay_share": 0.95}, "optimizer.decay_share", "accepted with it: at most 0.9"),
-    ],
-)
-def test_a_schedule_that_cannot_be_is_refused_by_key(changes: dict[str, Any], key: str, says: str) -> None:
-    config = small_config("2bw")
-    config.optimizer = replace(config.optimizer, warmup=0.1, **changes)
-    with pytest.raises(ConfigError, match=says) as caught:
-        check(config)
-    assert caught.value.key == key

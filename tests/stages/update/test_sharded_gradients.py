@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.planned import planned
 from support.recorded_host import record, record_replay, tiny_run
-from support.small_runs import Rows, in_processes, small_config, with_experts
+from support.small_runs import Rows, in_processes, replayed, small_config, with_experts
 from support.stream_model import hangs, hangs_where_one_syncs, unordered
 from support.training_cases import measured
 
-from asyncpp_cli.planner.costs.devices import find_device
-from asyncpp_cli.planner.costs.roofline import Roofline
-from asyncpp_cli.planner.estimate import estimate
 from stages.comm.process import Process
 from stages.config.limits import ConfigError
 from stages.config.run_config import RunConfig
 from stages.schedule_validation import check_schedule
-from stages.trainer import replay, train
+from stages.trainer import train
 from stages.update.async_update import RankUpdates
 
 CASES: list[dict[str, Any]] = [
@@ -26,7 +24,7 @@ CASES: list[dict[str, Any]] = [
     {"schedule": "2bw", "delay": 2, "stages": 1, "coefficient": 1.0},
     {"schedule": "2bw-v", "split": True},
     {"schedule": "2bw-v", "stages": 1, "recompute": "full"},
-    {"schedule": "pipedream", "clip": "stage", "update_interval": 1},
+    {"schedule": "pipedream", "update_interval": 1},
 ]
 
 
@@ -36,24 +34,12 @@ def config_of(*, shard: bool = True, data: int = 2, stages: int = 2, **options: 
     return config
 
 
-def rows_of(config: RunConfig) -> Rows:
-    rows = Rows()
-    replay(config, recorder=rows)
-    return rows
-
-
 def numbers(rows: Rows) -> list[dict[str, Any]]:
     return [{key: row[key] for key in row if key != "memory"} for row in measured(rows)]
 
 
 def gradient_bytes(rows: Rows) -> list[int]:
-    return list(rows.of_kind("segment")[-1]["memory"]["gradients"])
-
-
-def check_planned(config: RunConfig, rows: Rows) -> None:
-    config.site.device = "cpu"
-    plan = estimate(config, Roofline(find_device("h100", key="")), limit_gb=None)
-    assert gradient_bytes(rows) == [of_stage.gradients for of_stage in plan.stages]
+    return list(rows.memory["gradients"])
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -62,17 +48,17 @@ def test_same_bits_in_less_memory_which_is_planned(case: dict[str, Any]) -> None
         whole, sharded = (config_of(shard=shard, **case) for shard in (False, True))
         if experts:
             whole, sharded = with_experts(whole), with_experts(sharded)
-        before, after = rows_of(whole), rows_of(sharded)
+        before, after = replayed(whole), replayed(sharded)
         assert numbers(after) == numbers(before)
-        check_planned(whole, before)
-        check_planned(sharded, after)
+        for config, rows in ((whole, before), (sharded, after)):
+            assert gradient_bytes(rows) == [of_stage.gradients for of_stage in planned(config).stages]
         # A stage of one buffer stays as it is: of `pipedream` the last one.
         assert gradient_bytes(after)[0] < gradient_bytes(before)[0]
 
 
 def test_the_second_buffer_holds_the_part_of_the_data_rank_that_owns_most() -> None:
     config = config_of(schedule="2bw")
-    memory = rows_of(config).of_kind("segment")[-1]["memory"]
+    memory = replayed(config).memory
     parameters = [
         weights // versions // 4
         for weights, versions in zip(memory["weights"], memory["versions"], strict=True)
@@ -84,7 +70,7 @@ def test_the_second_buffer_holds_the_part_of_the_data_rank_that_owns_most() -> N
 def weights_and_gradients(process: Process, config: RunConfig) -> tuple[str, list[int]] | None:
     rows = Rows()
     train(config, process=process, recorder=rows)
-    return (str(rows.rows[-1]["weights_sha256"]), gradient_bytes(rows)) if rows.rows else None
+    return (str(rows.digest), gradient_bytes(rows)) if rows.rows else None
 
 
 @pytest.mark.slow
@@ -92,10 +78,8 @@ def test_processes_compute_the_bits_of_replay() -> None:
     configs = [config_of(**case) for case in CASES if case.get("data", 2) * case.get("stages", 2) == 4]
     by_rank = in_processes(weights_and_gradients, configs, size=4)
     for config, *of_ranks in zip(configs, *by_rank, strict=True):
-        rows = rows_of(config)
-        assert [result for result in of_ranks if result] == [
-            (rows.rows[-1]["weights_sha256"], gradient_bytes(rows))
-        ]
+        rows = replayed(config)
+        assert [result for result in of_ranks if result] == [(rows.digest, gradient_bytes(rows))]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

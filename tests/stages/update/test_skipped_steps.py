@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.single_process import check_against_one_process
-from support.small_runs import Rows, newest_version, small_config, spoil_gradients
+from support.small_runs import Rows, newest_version, replayed, small_config, spoil_gradients
 
 from stages.trainer import replay
 from stages.training_loop import SkippedTooOftenError
@@ -119,5 +119,5 @@ def test_the_validation_loss_does_not_depend_on_who_computes_it(monkeypatch: pyt
         errors.add(tuple(row["val_loss_error"] for row in rows.of_kind("eval")))
     assert len(losses) == len(errors) == 1
     config.train.eval_microbatches = 1
-    replay(config, recorder=(rows := Rows()))
+    rows = replayed(config)
     assert [row["val_loss_error"] for row in rows.of_kind("eval")] == [None]

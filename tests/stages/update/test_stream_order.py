@@ -10,13 +10,12 @@ import pytest
 import torch
 from support.recorded_host import record, record_replay, tiny_run
 from support.recorded_process import RecordedStreams
-from support.small_runs import Rows, small_config, with_experts
+from support.small_runs import replayed, small_config, with_experts
 from support.stream_model import unordered
 from support.training_cases import SCHEDULES, TWO_STAGES_A_RANK
 
 import stages.pipeline.build
 from stages.config.run_config import RunConfig
-from stages.trainer import replay
 from stages.update.update_stream import Streams
 from stages.weights.gradient_buffers import gradient_buffers
 
@@ -40,8 +39,7 @@ def config_of(schedule: str, *, stages: int = 2, data: int = 1) -> RunConfig:
 
 
 def weights_of(config: RunConfig) -> str:
-    rows = Rows()
-    replay(config, recorder=rows)
+    rows = replayed(config)
     return str(rows.of_kind("end")[0]["weights_sha256"])
 
 

@@ -60,8 +60,7 @@ def test_the_average_is_that_of_its_formula(
     """From the weights after each update; that of the third, which is skipped, has no share in it."""
     config = small_config(schedule, steps=6, eval_interval=6, precision="float64", ema_decay=DECAY, **options)
     spoil_gradients(monkeypatch, when=lambda weights: newest_version(weights) == 2, data_rank=0)
-    rows = Rows()
-    replay(saving(config, interval=1), recorder=rows, checkpoints=tmp_path)
+    rows = replayed(saving(config, interval=1), checkpoints=tmp_path)
     assert [row["skipped"] for row in rows.of_kind("step")] == [False, False, True, False, False, False]
     of_steps = [weights_of(tmp_path, config, step=step, which=Weights.MASTER) for step in (1, 2, 4, 5, 6)]
     factors = [DECAY**age for age in (4, 3, 2, 1, 0)]
@@ -88,7 +87,7 @@ def test_it_changes_nothing_else() -> None:
     runs = []
     for decay in (None, DECAY):
         config = small_config("2bw", coefficient=1.0, ema_decay=decay)
-        replay(config, recorder=(rows := Rows()))
+        rows = replayed(config)
         runs.append([{**row, "memory": None} for row in measured(rows)])
     without, averaged = runs
     for row in averaged:
