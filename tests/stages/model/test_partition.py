@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from support.small_runs import Rows, small_config, with_experts
 
 from stages.config.run_config import ModelConfig
-from stages.schedule_validation import check_schedule
 from stages.shape.families import describe
 from stages.shape.partition import (
     RankWork,
@@ -22,7 +21,7 @@ from stages.shape.partition import (
     stage_cost,
 )
 from stages.trainer import replay
-from stages.validation import ConfigError, check
+from stages.validation import check
 
 MODEL = ModelConfig(name="m", layers=6, width=32, heads=4, kv_heads=2, mlp_width=64)
 
@@ -289,12 +288,3 @@ def test_a_cut_within_blocks_changes_no_bit(model: str) -> None:
         assert result.val_losses == whole.val_losses
         assert result.weights.keys() == whole.weights.keys()
         assert all(torch.equal(result.weights[name], weight) for name, weight in whole.weights.items())
-
-
-def test_a_cut_within_the_blocks_of_an_own_model_is_refused() -> None:
-    config = small_config("1f1b", cut=[1.5, 2.5])
-    config.model.factory = "somewhere:make"
-    with pytest.raises(
-        ConfigError, match=r"whole, since model.factory makes whole blocks, 4 in all and at least 1 each"
-    ):
-        check_schedule(config)
