@@ -6,14 +6,12 @@ import json
 import struct
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.command_line import asyncpp, succeeded
 from support.exported_runs import SHARED, TINY, run_of, train
-from support.single_process import whole_model
 from support.small_runs import small_config
 
 from asyncpp_cli.experiment.matrix import expand
@@ -21,9 +19,6 @@ from asyncpp_cli.experiment.template import load
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import config_hash
 from stages.checkpoint.initial_weights import InitError, check_init, check_values, read_initial
-from stages.config.run_config import ModelConfig
-from stages.shape.families import FAMILIES
-from stages.shape.hf_config import config_differences, default_settings, hf_config, hugging_face_of
 
 
 def test_identity_is_what_the_weights_are_and_not_where(run: Run, text: Path, tmp_path: Path) -> None:
@@ -146,54 +141,6 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_written(
     assert not (tmp_path / "e").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_of_transformers_is_a_start_even_with_a_tied_head(family: str, tmp_path: Path) -> None:
-    import transformers
-
-    torch.manual_seed(0)
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
-    model_config = transformers.AutoConfig.for_model(
-        family,
-        vocab_size=256,
-        hidden_size=16,
-        intermediate_size=24,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        **sizes,
-    )
-    theirs = transformers.AutoModelForCausalLM.from_config(model_config)
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)  # gains of norms, too
-    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="8KB")
-    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
-    config = small_config(text=tmp_path / "none", layers=2)
-    config.model = replace(config.model, family=family, head_dim=6, init=str(tmp_path / "theirs"))
-    check_init(config.model)
-    ours = whole_model(config, dtype=torch.float32)
-    read = read_initial(config.model, [name for name, _ in ours.named_parameters()])
-    assert torch.equal(read["head.weight"], read["embedding.weight"])
-    tied_config = replace(config, model=replace(config.model, tied=True))
-    check_init(tied_config.model)
-    tied = whole_model(tied_config, dtype=torch.float32)
-    read_tied = read_initial(tied_config.model, [name for name, _ in tied.named_parameters()])
-    assert read_tied.keys() == read.keys() - {"head.weight"}
-    tokens = torch.randint(256, (2, 12), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        for name, parameter in ours.named_parameters():
-            parameter.copy_(read[name])
-        for name, parameter in tied.named_parameters():
-            parameter.copy_(read_tied[name])
-        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-5)
-        torch.testing.assert_close(tied(tokens), theirs(tokens).logits, rtol=0, atol=1e-5)
-    with pytest.raises(ValueError, match=r"rope_theta is 10000\.0, here 500"):
-        check_init(replace(config.model, rope_base=500.0))
-    other = next(name for name in FAMILIES if name != family)
-    with pytest.raises(InitError):
-        check_init(replace(config.model, family=other))
-
-
 def test_an_untied_head_is_no_start_of_a_tied_one(run: Run, tmp_path: Path) -> None:
     asyncpp("export", run.folder, "--out", tmp_path / "w")
     tied = replace(small_config(text=tmp_path).model, tied=True, init=str(tmp_path / "w"))
@@ -259,41 +206,3 @@ def test_weights_are_checked_whatever_their_type_and_files(
         assert refused(part, name, wrong) == said
         for other in (torch.int8, torch.int32, torch.uint16, torch.bool, torch.float8_e4m3fn):
             assert f"{part}: {name} is of type" in refused(part, name, torch.ones(wrong.shape).to(other))
-
-
-@pytest.mark.parametrize(
-    ("family", "experts"),
-    [
-        ("llama", {}),
-        ("qwen3", {}),
-        ("llama", {"router_score": "sigmoid"}),
-        ("qwen3", {"router_score": "sigmoid"}),
-        ("qwen3", {"router_score": "softmax", "balance": "none"}),
-    ],
-)
-def test_keys_missing_in_a_config_have_the_defaults_of_transformers(
-    family: str, experts: dict[str, Any]
-) -> None:
-    from transformers import AutoConfig
-
-    given = ModelConfig(name="m", layers=2, width=16, heads=4, kv_heads=4, mlp_width=24, family=family)
-    if experts:
-        given = replace(given, experts=4, active_experts=2, expert_width=8, **experts)
-    ours = hugging_face_of(given)
-    theirs = AutoConfig.for_model(ours.model_type)
-    defaults = default_settings(ours, {})
-    for key in ("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "hidden_act", *ours.settings):
-        assert defaults[key] == getattr(theirs, key), key
-    # transformers 5 has them in `rope_parameters`, earlier versions beside them.
-    rotation = getattr(theirs, "rope_parameters", None) or vars(theirs)
-    assert defaults["rope_theta"] == rotation["rope_theta"]
-    assert ours.rotary_share == rotation.get("partial_rotary_factor", 1.0)
-    written = hf_config(given, context=8, dtype="float32")
-    assert not config_differences(given, written)
-    rotation = {key: written[key] for key in ("rope_theta", "partial_rotary_factor")}
-    assert written["rope_parameters"] == {"rope_type": "default", **rotation}
-    differing = config_differences(given, {})
-    assert all(" is left out, which is " in difference for difference in differing)
-    assert any(difference.startswith("rms_norm_eps") for difference in differing) == (
-        theirs.rms_norm_eps != given.norm_eps
-    )
