@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from support.small_runs import Rows, in_processes, replayed, small_config, with_experts
 
 from stages.comm.process import Process
 from stages.config.run_config import RunConfig
-from stages.pipeline.build import representative_programs
 from stages.trainer import train
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -90,16 +89,20 @@ def named(case: Mapping[str, Any]) -> str:
     return " ".join(value if isinstance(value, str) else f"{key}={value}" for key, value in case.items())
 
 
+def of_every_schedule(**options: Any) -> list[RunConfig]:
+    """Every schedule of one stage a rank, with its optimizer and coefficient."""
+    chosen = {name: {"optimizer": rule, "coefficient": c} for name, (rule, c) in OPTIMIZERS.items()}
+    return [small_config(name, **own, **chosen[name], **options) for name, own in SCHEDULES.items()]
+
+
 def within_blocks(*, layers: int, stages: int) -> list[float]:
     """A cut of which every stage begins or ends between attention and MLP."""
     return [1.5, *[1.0] * (stages - 2), layers - stages + 0.5]
 
 
-def of_writers(by_rank: list[list[Any]], configs: Sequence[RunConfig]) -> list[Any]:
-    """For each run, the result of the rank that knows the loss, which writes the rows."""
-    programs = [representative_programs(config)[0] for config in configs]
-    writers = [program.rank_of_stage[program.loss_stage] for program in programs]
-    return [by_rank[writer][number] for number, writer in enumerate(writers)]
+def of_writers(by_rank: list[list[Any]]) -> list[Any]:
+    """For each run, the result of the one rank that writes rows."""
+    return [next(filter(any, of_ranks)) for of_ranks in zip(*by_rank, strict=True)]
 
 
 def train_here(process: Process, config: RunConfig) -> list[dict[str, Any]]:
@@ -108,11 +111,16 @@ def train_here(process: Process, config: RunConfig) -> list[dict[str, Any]]:
     return measured(rows)
 
 
-def check_processes_are_replays(configs: Sequence[RunConfig], *, size: int) -> list[list[dict[str, Any]]]:
+def check_processes_are_replays(
+    configs: Sequence[RunConfig],
+    *,
+    size: int,
+    train: Callable[[Process, RunConfig], list[dict[str, Any]]] = train_here,
+) -> list[list[dict[str, Any]]]:
     """Train in `size` processes, of which one writes rows: those of a replay, bit for bit. Returns them."""
-    by_rank = in_processes(train_here, configs, size=size)
+    by_rank = in_processes(train, configs, size=size)
     assert all(sum(rows != [] for rows in of_config) == 1 for of_config in zip(*by_rank, strict=True))
-    of_runs = of_writers(by_rank, configs)
+    of_runs = of_writers(by_rank)
     for config, distributed in zip(configs, of_runs, strict=True):
         assert distributed == measured(replayed(config)), config
         assert distributed[-1]["weights_sha256"]

@@ -83,7 +83,7 @@ def test_processes_pause_and_go_on_to_the_same_bits(tmp_path: Path) -> None:
     by_rank = in_processes(
         paused_twice, [(config, tmp_path / str(n)) for n, config in enumerate(configs)], size=2
     )
-    for config, rows in zip(configs, of_writers(by_rank, configs), strict=True):
+    for config, rows in zip(configs, of_writers(by_rank), strict=True):
         whole = Rows()
         replay(config, recorder=whole)
         check_goes_on(rows, measured(whole), pause=PAUSE)

@@ -109,14 +109,11 @@ def last_saved(rows: list[dict[str, Any]], *, before: int) -> int:
 @pytest.mark.slow
 def test_every_schedule_goes_on_to_the_same_bits(tmp_path: Path, chance: random.Random) -> None:
     """In processes; then the checkpoint that these wrote in replay; then a replay killed at a random row."""
-    given = [
-        (saving(config), tmp_path / str(n))
-        for n, config in enumerate(cases(stages=2, experts_at=1, one_each=True))
-    ]
+    sharded = [small_config(schedule, stages=1, data=2) for schedule in ("2bw", "paci")]
+    configs = [*cases(stages=2, experts_at=1, one_each=True), *sharded]
+    given = [(saving(config), tmp_path / str(number)) for number, config in enumerate(configs)]
     by_rank = in_processes(resume_here, given, size=2)
-    for (config, folder), (whole, resumed) in zip(
-        given, of_writers(by_rank, [config for config, _ in given]), strict=True
-    ):
+    for (config, folder), (whole, resumed) in zip(given, of_writers(by_rank), strict=True):
         check_resumed(whole, resumed, step=2)
         go_back(folder, 2)
         rows = replayed(config, checkpoints=folder)

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from support.single_process import check_against_one_process
-from support.small_runs import Rows, newest_version, replayed, small_config, spoil_gradients
+from support.small_runs import Rows, in_processes, newest_version, replayed, small_config, spoil_gradients
 
-from stages.trainer import replay
+from stages.comm.process import Process
+from stages.config.run_config import RunConfig
+from stages.trainer import replay, train
 from stages.training_loop import SkippedTooOftenError
 from stages.update.optimizer_step import StageUpdate, UpdateResult
 from stages.weights.flat_buffers import GradientBuffer
@@ -79,6 +81,26 @@ def test_a_run_that_skips_too_often_ends_with_the_reason(
         replay(config, recorder=rows)
     assert rows.of_kind("step")[-1]["step"] == last
     assert [row["skipped"] for row in rows.of_kind("step")][:6] == [False, False, True, True, True, True]
+
+
+def give_up(process: Process, config: RunConfig) -> tuple[str, int]:
+    """The reason for which a process of a run ends, and the rows of its steps."""
+    rows = Rows()
+    with pytest.MonkeyPatch.context() as patch:
+        spoil_gradients(patch, when=lambda weights: newest_version(weights) >= 2, data_rank=1)
+        with pytest.raises(SkippedTooOftenError) as ended:
+            train(config, process=process, recorder=rows)
+    return str(ended.value), len(rows.of_kind("step"))
+
+
+@pytest.mark.slow
+def test_all_processes_of_a_run_end_with_the_same_reason() -> None:
+    config = small_config("2bw", data=2, steps=9)
+    config.train.max_skipped = 3
+    ends = [end for (end,) in in_processes(give_up, [config], size=4)]
+    assert {reason for reason, _ in ends} == {ends[0][0]}
+    assert ends[0][0].startswith("the gradient was not finite in 3 updates in a row, up to update 5")
+    assert sorted(count for _, count in ends) == [0, 0, 0, 6]
 
 
 @pytest.mark.parametrize(("schedule", "clip"), [("2bw", "global"), ("paci", "stage")])
