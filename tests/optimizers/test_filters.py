@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -39,13 +40,6 @@ def impulse_response(chosen: Filter, *, length: int = 4000) -> np.ndarray:
     return updates + chosen.coefficient * np.diff(updates, prepend=0.0)
 
 
-@pytest.mark.parametrize("delay", range(9))
-def test_the_limit_of_descent_without_momentum(delay: int) -> None:
-    """A root e^(i theta) of z^(d+1) - z^d + a needs theta = pi / (2 d + 1), and a = 2 sin(theta / 2)."""
-    closed_form = 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
-    assert limit(Filter(0.0, 0.0, 0.0), delay=delay) == pytest.approx(closed_form, rel=1e-9)
-
-
 @pytest.mark.parametrize(
     ("beta", "weight", "synchronous", "delayed"), [(0.9, 1.0, "38", "1"), (0.95, 0.95, "27", "3.7")]
 )
@@ -66,26 +60,6 @@ def test_the_family_holds_the_forms_of_momentum(beta: float, delay: int, coeffic
     assert limit(Filter(beta, 0.0, coefficient), delay=delay) == pytest.approx(none, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "delay"),
-    [
-        (Filter(0.9, 1.0, 0.0), 1),
-        (Filter(0.95, 0.97, 0.7), 1),
-        (Filter(0.9, 0.6, 0.0), 2),
-        (Filter(0.8, 0.9, 1.5), 3),
-    ],
-)
-def test_the_recurrence_is_stable_up_to_the_limit(chosen: Filter, delay: int) -> None:
-    at_limit = limit(chosen, delay=delay)
-    quiet = np.zeros(4000)
-    below, above = (
-        np.abs(iterated(chosen, delay=delay, gradients=quiet, curvature=factor * at_limit))
-        for factor in (0.98, 1.02)
-    )
-    assert below[-50:].max() < 0.5 * below[:50].max()
-    assert above[-50:].max() > 2 * above[:50].max()
-
-
 @given(chosen=FILTERS)
 def test_noise_and_lag_are_moments_of_the_impulse_response(chosen: Filter) -> None:
     response = impulse_response(chosen)
@@ -94,12 +68,6 @@ def test_noise_and_lag_are_moments_of_the_impulse_response(chosen: Filter) -> No
     mean_age = float(response @ np.arange(len(response)))
     assert lag(chosen, delay=0) == pytest.approx(mean_age, abs=1e-6)
     assert lag(chosen, delay=3) == pytest.approx(mean_age + 3, abs=1e-6)
-
-
-@pytest.mark.parametrize("step", [0.1, 1.0, 1.9])
-def test_the_variance_of_descent_without_momentum(step: float) -> None:
-    """y' = (1 - a) y - e has variance 1 / (1 - (1 - a)^2) = 1 / (a (2 - a)), and the unit is 1 / 2 a."""
-    assert weight_variance(Filter(0.0, 0.0, 0.0), delay=0, step=step) == pytest.approx(2 / (2 - step))
 
 
 @pytest.mark.parametrize(
@@ -118,24 +86,6 @@ def test_the_variance_is_the_sum_of_squares_of_the_loops_response(
     )
 
 
-@given(chosen=FILTERS, delay=st.integers(0, 4))
-def test_the_variance_of_a_small_step_does_not_depend_on_the_filter(chosen: Filter, delay: int) -> None:
-    """Up to terms of the step times the lag, at most 55 here."""
-    assert weight_variance(chosen, delay=delay, step=1e-6) == pytest.approx(1.0, abs=2e-4)
-
-
-def test_at_the_limit_the_variance_is_infinite() -> None:
-    adamw = Filter(0.9, 1.0, 0.0)
-    assert weight_variance(adamw, delay=1, step=1.0) == float("inf")
-    assert weight_variance(adamw, delay=1, step=1.5) == float("inf")
-    assert weight_variance(adamw, delay=1, step=0.99) > 50
-
-
-@pytest.mark.parametrize("step", [0.01, 0.5, 1.9])
-def test_descent_without_momentum_settles_by_its_one_root(step: float) -> None:
-    assert settling(Filter(0.0, 0.0, 0.0), delay=0, step=step) == pytest.approx(-1 / math.log(abs(1 - step)))
-
-
 @pytest.mark.parametrize(
     ("chosen", "delay", "step"),
     [
@@ -151,26 +101,42 @@ def test_the_iteration_settles_in_as_many_updates(chosen: Filter, delay: int, st
     assert settling(chosen, delay=delay, step=step) == pytest.approx(500 / math.log(first / last), rel=0.02)
 
 
+@pytest.mark.parametrize("delay", range(9))
+def test_descent_without_momentum_has_closed_forms(delay: int) -> None:
+    """A root e^(i theta) of z^(d+1) - z^d + a needs theta = pi / (2 d + 1), and a = 2 sin(theta / 2). Without
+    delay y' = (1 - a) y - e has variance 1 / (1 - (1 - a)^2) = 1 / (a (2 - a)), and the unit is 1 / 2 a."""
+    descent = Filter(0.0, 0.0, 0.0)
+    largest = 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
+    assert limit(descent, delay=delay) == pytest.approx(largest, rel=1e-9)
+    step = 0.1 + 0.2 * delay
+    assert weight_variance(descent, delay=0, step=step) == pytest.approx(2 / (2 - step))
+    assert settling(descent, delay=0, step=step) == pytest.approx(-1 / math.log(abs(1 - step)))
+
+
 @given(chosen=FILTERS, delay=st.integers(0, 4))
-def test_with_a_small_step_the_settling_does_not_depend_on_the_filter(chosen: Filter, delay: int) -> None:
+def test_small_steps_vary_and_settle_whatever_the_filter(chosen: Filter, delay: int) -> None:
+    """Up to terms of the step times the lag, at most 55 here."""
+    assert weight_variance(chosen, delay=delay, step=1e-6) == pytest.approx(1.0, abs=2e-4)
     assert settling(chosen, delay=delay, step=1e-6) == pytest.approx(1e6, rel=2e-4)
 
 
-def test_nothing_settles_from_the_limit_on() -> None:
-    assert settling(Filter(0.9, 1.0, 0.0), delay=1, step=1.0) == math.inf
-    with pytest.raises(ValueError, match="step is 0, accepted: above 0"):
-        settling(Filter(0.9, 1.0, 0.0), delay=1, step=0.0)
+def test_from_the_limit_on_nothing_settles() -> None:
+    adamw = Filter(0.9, 1.0, 0.0)
+    for step in (1.0, 1.5):
+        assert weight_variance(adamw, delay=1, step=step) == settling(adamw, delay=1, step=step) == math.inf
+    assert weight_variance(adamw, delay=1, step=0.99) > 50
 
 
 @pytest.mark.parametrize(
-    ("beta", "weight", "coefficient", "named"),
-    [(1.0, 1.0, 0.0, "beta"), (0.9, 1.1, 0.0, "weight"), (0.9, 1.0, -1.0, "coefficient")],
+    ("made", "says"),
+    [
+        (lambda: Filter(1.0, 1.0, 0.0), "beta is .*accepted: "),
+        (lambda: Filter(0.9, 1.1, 0.0), "weight is .*accepted: "),
+        (lambda: Filter(0.9, 1.0, -1.0), "coefficient is .*accepted: "),
+        (lambda: settling(Filter(0.9, 1.0, 0.0), delay=1, step=0.0), "step is 0, accepted: above 0"),
+        (lambda: limit(Filter(0.9, 1.0, 0.0), delay=-1), "delay is -1, accepted: at least 0"),
+    ],
 )
-def test_bad_filters_are_named(beta: float, weight: float, coefficient: float, named: str) -> None:
-    with pytest.raises(ValueError, match=f"{named} is .*accepted: "):
-        Filter(beta, weight, coefficient)
-
-
-def test_a_negative_delay_is_refused() -> None:
-    with pytest.raises(ValueError, match="delay is -1, accepted: at least 0"):
-        limit(Filter(0.9, 1.0, 0.0), delay=-1)
+def test_bad_filters_are_named(made: Callable[[], object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        made()

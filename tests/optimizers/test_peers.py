@@ -40,60 +40,41 @@ def ours(
 
 MATRICES = [name for name in parameters() if name.startswith("blocks") and "norm" not in name]
 DECAYED = [*MATRICES, "head.weight"]
+SQUARE = ["blocks.0.attention.wq.weight", "blocks.1.attention.wq.weight"]
+"""Whose first bases are unique."""
+FREQUENCY = "precondition_frequency"
+NADAM = {"betas": (0.99, 0.999), "decoupled_weight_decay": True, "foreach": False}
+SOAP = {"weight_decay": 0.0}
+LR, DECAY = {"lr": 1e-2}, {"lr": 1e-2, "weight_decay": 0.3}
+DECOUPLED = DECAY | {"weight_decouple": True}
 
 
 @pytest.mark.parametrize(
-    ("name", "peer"),
+    ("name", "options", "peer", "theirs", "tolerance"),
     [
-        (
-            "adamw",
-            lambda p: torch.optim.AdamW(p, lr=1e-2, betas=(0.9, 0.95), weight_decay=0.3, foreach=False),
-        ),
-        (
-            "nadamw",
-            lambda p: torch.optim.NAdam(
-                p, lr=1e-2, betas=(0.99, 0.999), weight_decay=0.3, decoupled_weight_decay=True, foreach=False
-            ),
-        ),
-        ("adan", lambda p: peers.Adan(p, lr=1e-2, weight_decay=0.3, weight_decouple=True)),
-        ("lion", lambda p: peers.Lion(p, lr=1e-2, weight_decay=0.3)),
+        ("adamw", {}, torch.optim.AdamW, DECAY | {"betas": (0.9, 0.95), "foreach": False}, 1e-10),
+        ("nadamw", {}, torch.optim.NAdam, DECAY | NADAM, 1e-10),
+        ("adan", {}, peers.Adan, DECOUPLED, 1e-10),
+        ("lion", {}, peers.Lion, DECAY, 1e-10),
+        # The rate is that of an average.
+        ("sgd", {"decay": 0.0}, torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9}, 1e-10),
+        # They keep the weights of a new gradient in the averages in float32, with 6e-8 of rounding.
+        ("qhadamw", {}, peers.QHAdam, DECOUPLED | {"betas": (0.95, 0.95), "nus": (0.75, 1.0)}, 1e-7),
+        # They add 1e-15 under the root, which only the few entries feel whose second moment is as small.
+        ("mars", {"eps": 0.0}, peers.MARS, DECAY | {"eps": 0.0}, 1e-3),
+        # Without decay, which they take after the step; their bases are of float32.
+        ("soap", {"decay": 0.0, "refresh_interval": 5}, peers.SOAP, LR | SOAP | {FREQUENCY: 5}, 1e-6),
+        ("soap", {"decay": 0.0, "refresh_interval": 100}, peers.SOAP, LR | SOAP | {FREQUENCY: 100}, 1e-10),
     ],
 )
 def test_same_as_the_peer(
-    name: str, peer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+    name: str, options: dict[str, Any], peer: Any, theirs: dict[str, Any], tolerance: float
 ) -> None:
-    for mine, theirs in zip(
-        ours(name, DECAYED, torch.float64), steps_of(peer, DECAYED, torch.float64), strict=True
-    ):
-        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
-
-
-def test_mars_is_pytorch_optimizers_but_for_what_they_add_to_the_second_moment() -> None:
-    """They add 1e-15 under the root, which only the few entries feel whose second moment is as small as
-    1e-10."""
-    theirs = steps_of(lambda p: peers.MARS(p, lr=1e-2, weight_decay=0.3, eps=0.0), DECAYED, torch.float64)
-    for mine, peer in zip(ours("mars", DECAYED, torch.float64, eps=0.0), theirs, strict=True):
-        torch.testing.assert_close(mine, peer, rtol=1e-3, atol=1e-3)
-        assert float((mine - peer).abs().median()) < 1e-10
-
-
-def test_qhadamw_is_pytorch_optimizers_up_to_their_float32_weights() -> None:
-    """They keep the weights of a new gradient in the averages in float32, with 6e-8 of rounding."""
-    theirs = steps_of(
-        lambda p: peers.QHAdam(
-            p, lr=1e-2, betas=(0.95, 0.95), nus=(0.75, 1.0), weight_decay=0.3, weight_decouple=True
-        ),
-        DECAYED,
-        torch.float64,
-    )
-    for mine, peer in zip(ours("qhadamw", DECAYED, torch.float64), theirs, strict=True):
-        torch.testing.assert_close(mine, peer, rtol=1e-7, atol=1e-7)
-
-
-def test_sgd_is_torchs_with_the_rate_of_an_average() -> None:
-    theirs = steps_of(lambda p: torch.optim.SGD(p, lr=1e-2 * 0.1, momentum=0.9), DECAYED, torch.float64)
-    for mine, peer in zip(ours("sgd", DECAYED, torch.float64, decay=0.0), theirs, strict=True):
-        torch.testing.assert_close(mine, peer, rtol=1e-10, atol=1e-10)
+    names = SQUARE if name == "soap" else DECAYED
+    expected = steps_of(lambda weights: peer(weights, **theirs), names, torch.float64)
+    for mine, other in zip(ours(name, names, torch.float64, **options), expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
+        assert float((mine - other).abs().median()) < (1e-10 if name == "mars" else tolerance)
 
 
 @pytest.mark.parametrize("scale", ["match-rms", "original"])
@@ -114,24 +95,3 @@ def test_muon_is_torchs_up_to_its_bfloat16(scale: str) -> None:
         moved = (exact - start[name]).norm()
         assert (exact - theirs).norm() < 0.02 * moved
         assert (rounded - theirs).norm() < 0.02 * moved
-
-
-def test_soap_is_pytorch_optimizers_up_to_its_float32_bases() -> None:
-    """On square matrices, whose first bases are unique; without decay, which they take after the step."""
-    square = ["blocks.0.attention.wq.weight", "blocks.1.attention.wq.weight"]
-    mine = ours("soap", square, torch.float64, decay=0.0, refresh_interval=5)
-    theirs = steps_of(
-        lambda p: peers.SOAP(p, lr=1e-2, weight_decay=0.0, precondition_frequency=5), square, torch.float64
-    )
-    for ours_, peer in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(ours_, peer, rtol=1e-6, atol=1e-6)
-
-
-def test_soap_without_a_refresh_is_pytorch_optimizers() -> None:
-    square = ["blocks.0.attention.wq.weight", "blocks.1.attention.wq.weight"]
-    mine = ours("soap", square, torch.float64, decay=0.0, refresh_interval=100)
-    theirs = steps_of(
-        lambda p: peers.SOAP(p, lr=1e-2, weight_decay=0.0, precondition_frequency=100), square, torch.float64
-    )
-    for ours_, peer in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(ours_, peer, rtol=1e-10, atol=1e-10)

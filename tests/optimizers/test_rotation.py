@@ -118,33 +118,6 @@ def test_basis_rotation_is_adam_in_the_rotated_basis() -> None:
     torch.testing.assert_close(weight.detach(), w, rtol=1e-10, atol=1e-10)
 
 
-def test_basis_rotation_is_soap_but_for_when_bases_and_steps_begin() -> None:
-    """SOAP only sets its bases in the first step, and they lag a step behind.
-
-    So SOAP that is fed the first gradient twice takes the steps of basis rotation, as long as no basis is
-    refreshed.
-    """
-    weights = {name: parameters()[SQUARE] for name in ("soap", "basis-rotation")}
-    optimizers = {
-        name: build_optimizer(
-            {SQUARE: weight},
-            name=name,
-            lr=1e-2,
-            weight_decay=0.1,
-            options={"refresh_interval": 1000},
-        )
-        for name, weight in weights.items()
-    }
-    start = weights["soap"].detach().clone()
-    for step in range(20):
-        for name, weight in weights.items():
-            weight.grad = draw(6, 6, seed=20 + step)
-            for _ in range(2 if name == "soap" and step == 0 else 1):
-                optimizers[name].step()
-    assert not torch.equal(weights["soap"], start)
-    torch.testing.assert_close(weights["basis-rotation"], weights["soap"], rtol=1e-6, atol=1e-6)
-
-
 def test_stage_aware_refresh_spends_the_same_budget_earlier() -> None:
     delays = [3, 2, 1, 0]
     intervals = stage_aware_intervals(10, delays)

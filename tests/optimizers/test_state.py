@@ -50,8 +50,8 @@ def run(
     return replica
 
 
-def build(name: str, weights: dict[str, torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return build_optimizer(weights, name=name, lr=1e-3, weight_decay=0.1, options={})
+def build(name: str, weights: dict[str, torch.nn.Parameter], **options: str) -> torch.optim.Optimizer:
+    return build_optimizer(weights, name=name, lr=1e-3, weight_decay=0.1, options=options)
 
 
 @pytest.mark.parametrize("correction", BUILT)
@@ -93,57 +93,48 @@ def held_bytes(held: object) -> int:
     return 0
 
 
+def bytes_of_a_matrix(
+    name: str, rows: int, columns: int, *, correction: str = "none", **options: str
+) -> tuple[int, int]:
+    """Of the optimizer's state and of the correction's, of a matrix in a block, in float32."""
+    weights = {"blocks.0.mlp.up.weight": torch.nn.Parameter(torch.randn(rows, columns))}
+    optimizer, kept = build(name, weights, **options), BUILT[correction]()
+    run(optimizer, kept, weights, {key: list(torch.randn(3, rows, columns)) for key in weights}, range(3))
+    return held_bytes(dict(optimizer.state)), held_bytes(vars(kept))
+
+
 @pytest.mark.parametrize("correction", BUILT)
 @pytest.mark.parametrize("name", optimizers.NAMES)
 def test_memory_is_what_the_list_says(name: str, correction: str) -> None:
-    """Measured on a square matrix in a block, in float32."""
-    weights = {"blocks.0.attention.wq.weight": torch.nn.Parameter(torch.randn(64, 64))}
-    optimizer, kept = build(name, weights), BUILT[correction]()
-    steps = {key: list(torch.randn(3, 64, 64)) for key in weights}
-    run(optimizer, kept, weights, steps, range(3))
-    listed = optimizers.METHODS[name].state_bytes_per_parameter
-    measured = held_bytes(dict(optimizer.state))
+    of_optimizer, of_correction = bytes_of_a_matrix(name, 64, 64, correction=correction)
     rows = 64 * 4 if name == "normuon" else 0
-    assert measured == listed * 64 * 64 + rows
+    assert of_optimizer == optimizers.METHODS[name].state_bytes_per_parameter * 64 * 64 + rows
     inner = "error-feedback" if correction == "lr-discount" else correction
-    of_correction = 0.0 if inner == "none" else CORRECTIONS[inner].state_bytes_per_parameter
-    assert held_bytes(vars(kept)) == of_correction * 64 * 64
+    per_parameter = 0.0 if inner == "none" else CORRECTIONS[inner].state_bytes_per_parameter
+    assert of_correction == per_parameter * 64 * 64
 
 
 @pytest.mark.parametrize(
-    ("options", "values"),
+    ("name", "options", "formula"),
     [
-        ({"source": "first-moment"}, 2 * 24 * 40 + 24**2 + 40**2),
-        ({"geometry": "unilateral"}, 2 * 24 * 40 + 2 * 24**2),
-        ({"source": "first-moment", "geometry": "unilateral"}, 2 * 24 * 40 + 24**2),
+        *((name, {}, method.matrix_state) for name, method in optimizers.METHODS.items()),
+        ("basis-rotation", {"source": "first-moment"}, "2 rows columns + rows^2 + columns^2"),
+        ("basis-rotation", {"geometry": "unilateral"}, "2 rows columns + 2 rows^2"),
+        (
+            "basis-rotation",
+            {"source": "first-moment", "geometry": "unilateral"},
+            "2 rows columns + rows^2",
+        ),
     ],
 )
-def test_memory_of_the_lighter_rotations(options: dict[str, str], values: int) -> None:
-    weights = {"blocks.0.mlp.up.weight": torch.nn.Parameter(torch.randn(24, 40))}
-    optimizer = build_optimizer(weights, name="basis-rotation", lr=1e-3, weight_decay=0.1, options=options)
-    run(optimizer, PlainUpdate(), weights, {key: list(torch.randn(3, 24, 40)) for key in weights}, range(3))
-    assert held_bytes(dict(optimizer.state)) == 4 * values
-
-
-@pytest.mark.parametrize("name", optimizers.NAMES)
-def test_memory_of_a_matrix_follows_the_formula_that_is_listed(name: str) -> None:
+def test_memory_of_a_matrix_follows_its_formula(name: str, options: dict[str, str], formula: str) -> None:
     rows, columns = 24, 40
-    weights = {"blocks.0.mlp.up.weight": torch.nn.Parameter(torch.randn(rows, columns))}
-    optimizer = build(name, weights)
-    run(
-        optimizer,
-        PlainUpdate(),
-        weights,
-        {key: list(torch.randn(3, rows, columns)) for key in weights},
-        range(3),
-    )
-    formula = optimizers.METHODS[name].matrix_state
     factors = {"rows^2": rows**2, "columns^2": columns**2, "rows columns": rows * columns, "rows": rows}
     expected = 0
     for term in formula.split(" + "):
         count, _, rest = term.partition(" ")
         expected += int(count) * factors[rest] if count.isdigit() else factors[term]
-    assert held_bytes(dict(optimizer.state)) == 4 * expected
+    assert bytes_of_a_matrix(name, rows, columns, **options) == (4 * expected, 0)
 
 
 @pytest.mark.parametrize(
