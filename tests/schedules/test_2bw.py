@@ -1,12 +1,21 @@
-"""PipeDream-2BW's program, against the row in the design and against its recurrence."""
+"""2bw against the row in the design and its recurrence; folded into a V: no idle time, the same delay, fewer
+activations; and the V schedules beside it: mismatch of paci-v, activations and bubble of V-Half and V-Min."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from schedules import Op, ScheduleError, analyze, build, smallest_delay, verify
+from schedules.costs import uniform_costs
+from schedules.library.paci_v import mismatch_bounds
+from schedules.library.two_bw_v import block_of, least_microbatches
+from schedules.library.v_block import MOST_COST, whole_costs
+from schedules.simulate import simulate, throughput
 
 
 def test_two_stages_and_two_microbatches_read_as_the_design_has_it():
@@ -21,27 +30,49 @@ def test_two_stages_and_two_microbatches_read_as_the_design_has_it():
     )
 
 
-@pytest.mark.parametrize(("p", "m", "d"), [(1, 1, 1), (2, 1, 1), (3, 1, 2), (4, 3, 1), (5, 3, 2), (16, 2, 8)])
-def test_the_smallest_delay_is_the_first_whose_versions_are_there_in_time(p, m, d):
-    assert smallest_delay("2bw", stages=p, microbatches=m) == d
-    program = build("2bw", stages=p, microbatches=m, steps=d + 2)
-    verify(program)
-    if d == 1:
-        return
-    # One less: the same order with every version read one newer.
-    hasty = replace(
-        program,
-        actions=tuple(
-            tuple(
-                a if a.op == "U" else a._replace(version=max(a.microbatch // m - d + 1, 0)) for a in of_rank
-            )
-            for of_rank in program.actions
+GEOMETRIES = [(2, False), (2, True), (3, False), (5, True), (8, False), (8, True), (16, False)]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "microbatches", "options", "known"),
+    [
+        *(
+            ("2bw", p, m, {}, d)
+            for p, m, d in ((1, 1, 1), (2, 1, 1), (3, 1, 2), (4, 3, 1), (5, 3, 2), (16, 2, 8))
         ),
-    )
+        *(("2bw-v", p, m, {"split": split}, None) for p, split in GEOMETRIES for m in (1, 2, 3, 5, 8, 16)),
+    ],
+)
+def test_the_smallest_delay_is_the_first_whose_versions_are_there_in_time(
+    name: str, ranks: int, microbatches: int, options: dict[str, bool], known: int | None
+) -> None:
+    asked: dict[str, Any] = {"stages": ranks, "microbatches": microbatches} | options
+    least = least_microbatches(block_of(ranks=ranks, ahead=1, **options)) if options else 1
+    if microbatches < least:
+        with pytest.raises(ScheduleError, match=f"at least {least} micro-batches"):
+            build(name, steps=1, **asked)
+        return
+    delay = smallest_delay(name, **asked)
+    assert known in (None, delay)
+    program = build(name, steps=delay + 3, **asked)
+    verify(program)
+    assert max(analyze(program).delay_max) == delay
+    if delay == 1:
+        return
+    with pytest.raises(ScheduleError, match=f"at least {delay}"):
+        build(name, steps=1, delay=delay - 1, **asked)
+    # One less: the same order with every version read one newer.
+    hasty = [
+        tuple(
+            action
+            if action.op is Op.UPDATE
+            else action._replace(version=max(action.microbatch // microbatches - delay + 1, 0))
+            for action in actions
+        )
+        for actions in program.actions
+    ]
     with pytest.raises(ScheduleError, match=r"read before it is written|while the newest of stage 0 is"):
-        verify(hasty)
-    with pytest.raises(ScheduleError, match=f"at least {d}"):
-        build("2bw", stages=p, microbatches=m, steps=1, delay=d - 1)
+        verify(replace(program, actions=tuple(hasty)))
 
 
 def test_running_further_ahead_changes_the_order_and_no_version():
@@ -87,3 +118,163 @@ def test_after_synchronous_steps_the_first_step_has_no_delay() -> None:
     assert (analysis.delay_min, analysis.delay_max) == ((0, 0, 0), (1, 1, 1))
     with pytest.raises(ScheduleError, match="starts at step 4, and delay only at step 5"):
         build("2bw", stages=3, microbatches=4, steps=3, first_step=4, delayed_from=5)
+
+
+@pytest.mark.parametrize(("ranks", "split"), GEOMETRIES)
+def test_no_rank_is_idle_and_delay_and_versions_are_those_of_2bw(ranks: int, split: bool) -> None:
+    program = build("2bw-v", stages=ranks, microbatches=2 * ranks, steps=8, split=split)
+    costs = uniform_costs(program, forward=1, input_half=1, weight_half=1)
+    assert throughput(simulate(program, costs)).bubble == pytest.approx(0, abs=1e-9)
+    analysis = analyze(program)
+    assert set(analysis.delay_max) == {1}
+    assert set(analysis.mismatch_max) == {0}
+    assert set(analysis.versions) == {2}
+
+
+TIMES = st.integers(1, 6)
+
+
+@settings(max_examples=15)
+@given(ranks=st.integers(1, 9), split=st.booleans(), times=st.tuples(TIMES, TIMES, TIMES))
+@pytest.mark.slow
+def test_no_rank_is_idle_at_the_costs_that_the_order_is_made_for(
+    ranks: int, split: bool, times: tuple[int, int, int]
+) -> None:
+    microbatches = 4 * ranks
+    for ahead in (1, 2):
+        program = build(
+            "2bw-v", stages=ranks, microbatches=microbatches, steps=8, split=split, ahead=ahead, costs=times
+        )
+        verify(program)
+        forward, input_half, weight_half = times
+        costs = uniform_costs(
+            program,
+            forward=forward,
+            input_half=input_half,
+            weight_half=weight_half,
+            latency=(ahead - 1) * sum(times) / 6,
+        )
+        assert throughput(simulate(program, costs)).bubble == pytest.approx(0, abs=1e-9)
+        delay = smallest_delay(
+            "2bw-v", stages=ranks, microbatches=microbatches, split=split, ahead=ahead, costs=times
+        )
+        assert max(analyze(program).delay_max) == delay
+
+
+@given(times=st.tuples(*[st.floats(0.3, 3)] * 3), unit=st.floats(0.01, 100))
+def test_whole_costs_are_in_proportion(times: tuple[float, float, float], unit: float) -> None:
+    costs = whole_costs(*(time * unit for time in times))
+    assert max(costs) <= MOST_COST
+    for cost, time in zip(costs, times, strict=True):
+        # Rounding at the finest grid: half a unit of the largest time's 24.
+        assert cost / sum(costs) == pytest.approx(time / sum(times), abs=0.021)
+
+
+@pytest.mark.parametrize("times", [(1, 1), (1, 0, 1), (1, 1, 25)])
+def test_costs_that_are_not_accepted(times: tuple[int, ...]) -> None:
+    with pytest.raises(ScheduleError, match="whole numbers from 1 to 24"):
+        build("2bw-v", stages=2, microbatches=4, steps=1, costs=times)
+    with pytest.raises(ScheduleError, match="does not take costs"):
+        build("2bw", stages=2, microbatches=4, steps=1, costs=(1, 2, 3))
+
+
+@pytest.mark.parametrize(("ranks", "split"), GEOMETRIES)
+@pytest.mark.parametrize("off", ["forward", "input_half", "weight_half"])
+def test_a_sixth_of_a_microbatch_for_messages_absorbs_uneven_times(ranks: int, split: bool, off: str) -> None:
+    program = build("2bw-v", stages=ranks, microbatches=2 * ranks, steps=8, split=split, ahead=2)
+    for factor in (0.8, 1.2):
+        times = {"forward": 1.0, "input_half": 1.0, "weight_half": 1.0, off: factor}
+        assert throughput(simulate(program, uniform_costs(program, **times))).bubble <= 0.02
+    late = uniform_costs(program, forward=1, input_half=1, weight_half=1, latency=0.25)
+    assert throughput(simulate(program, late)).bubble <= 0.02
+
+
+@pytest.mark.parametrize(("ranks", "split"), GEOMETRIES)
+def test_without_room_uneven_times_cost_what_six_of_the_longest_take(ranks: int, split: bool) -> None:
+    """One of three equal times is x longer: at worst a micro-batch takes 6 (1 + x) instead of 6 + 2 x."""
+    program = build("2bw-v", stages=ranks, microbatches=2 * ranks, steps=8, split=split)
+    for off in ("forward", "input_half", "weight_half"):
+        for more in (0.1, 0.2):
+            for factor in (1 - more, 1 + more):
+                times = {"forward": 1.0, "input_half": 1.0, "weight_half": 1.0, off: factor}
+                bubble = throughput(simulate(program, uniform_costs(program, **times))).bubble
+                assert bubble <= 2 * more / (3 * (1 + more)) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("split", "ahead", "shares"), [(False, 1, 0.75), (False, 2, 1), (True, 1, 0.5), (True, 2, 0.75)]
+)
+def test_activations_beside_those_of_2bw(split: bool, ahead: int, shares: float) -> None:
+    """Of the fullest of 8 ranks, each of whose two stages is half of a stage of 2bw."""
+    ours = analyze(build("2bw-v", stages=8, microbatches=24, steps=3, split=split, ahead=ahead))
+    theirs = analyze(build("2bw", stages=8, microbatches=24, steps=3))
+    assert max(ours.rank_activations) / 2 == shares * max(theirs.rank_activations)
+
+
+SOME = settings(max_examples=25)
+RANKS = st.integers(2, 16)
+
+
+@SOME
+@given(ranks=RANKS, interval=st.integers(1, 8), times=st.integers(1, 4), ahead=st.integers(1, 2))
+def test_mismatch_of_paci_v_is_that_of_the_formula(ranks: int, interval: int, times: int, ahead: int) -> None:
+    microbatches = interval * times
+    steps = 3 + 4 * ranks // microbatches
+    program = build(
+        "paci-v",
+        stages=ranks,
+        microbatches=microbatches,
+        steps=steps,
+        update_interval=interval,
+        ahead=ahead,
+    )
+    verify(program)
+    analysis = analyze(program)
+    bounds = mismatch_bounds(block_of(ranks=ranks, ahead=ahead, split=False), update_interval=interval)
+    assert list(analysis.mismatch_max) == bounds
+    assert set(analysis.versions) == {1}
+    # With an update per backward it is the number of micro-batches in flight, less the one in question.
+    if interval == 1:
+        assert bounds == [count - 1 for count in analysis.activations]
+
+
+def test_paci_v_is_never_idle_and_holds_the_activations_of_2bw_v() -> None:
+    paci_v, two_bw_v = (build(name, stages=8, microbatches=16, steps=6) for name in ("paci-v", "2bw-v"))
+    costs = uniform_costs(paci_v, forward=1, input_half=1, weight_half=1)
+    assert throughput(simulate(paci_v, costs)).bubble == pytest.approx(0, abs=1e-9)
+    assert analyze(paci_v).rank_activations == analyze(two_bw_v).rank_activations
+
+
+@SOME
+@given(ranks=RANKS, further=st.integers(0, 40))
+@pytest.mark.slow
+def test_v_half_and_v_min_have_the_papers_share_of_activations_and_bubble(ranks: int, further: int) -> None:
+    """A half and a third of 1F1B's activations up to a constant, and of its bubble B: B / 2 and 2 B / 3.
+
+    Where p is odd, V-Half's block is shorter, and its bubble up to 0.54 B.
+    """
+    microbatches = ranks + further
+
+    def bubble(name: str) -> float:
+        program = build(name, stages=ranks, microbatches=microbatches, steps=6)
+        costs = uniform_costs(program, forward=1, input_half=1, weight_half=1)
+        return throughput(simulate(program, costs)).step_time - 3 * microbatches
+
+    of_1f1b = bubble("1f1b")
+    assert of_1f1b == pytest.approx(3 * (ranks - 1))
+    half = (ranks + 1, 0.54) if ranks % 2 else (ranks + 3, 1 / 2)
+    for name, (stages_held, share) in {"v-half": half, "v-min": (2 * ranks / 3 + 3, 2 / 3)}.items():
+        program = build(name, stages=ranks, microbatches=microbatches, steps=1)
+        verify(program)
+        assert program.split_backward
+        # In activations of a stage: half of those of a rank's share.
+        assert max(analyze(program).rank_activations) <= stages_held
+        assert bubble(name) <= share * of_1f1b + 1e-9
+
+
+@pytest.mark.parametrize("name", ["v-half", "v-min"])
+@pytest.mark.parametrize("microbatches", [1, 2, 5])
+def test_steps_too_short_to_fill_the_v(name: str, microbatches: int) -> None:
+    program = build(name, stages=4, microbatches=microbatches, steps=2)
+    verify(program)
+    assert max(analyze(program).rank_activations) <= 2 * microbatches

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from math import ceil
 
 import pytest
@@ -199,25 +198,3 @@ def test_mismatch_of_paci_is_bounded_and_the_bound_is_reached(name, p, a, times)
     analysis = analyze(build(name, stages=p, microbatches=m, steps=steps, update_interval=a))
     assert analysis.mismatch_max == tuple(ceil((p - 1 - s) / a) for s in range(p))
     assert set(analysis.versions) == {1}
-
-
-# PACI, Table 2 (arXiv 2606.07881): samples per GPU and second, for 3p, 4p and 8p micro-batches. PACI's
-# own are projected from the measured ones of 1F1B (Zero Bubble, arXiv 2401.10241).
-PROJECTED = {
-    8: [((15.24, 15.23, 15.09), (11.80, 12.50, 13.60)), ((4.52, 4.51, 4.47), (3.50, 3.70, 4.03))],
-    16: [((1.84, 1.84, 1.83), (1.40, 1.49, 1.64))],
-    32: [((1.01, 0.99, 0.99), (0.76, 0.80, 0.88))],
-}
-
-
-@pytest.mark.parametrize("p", PROJECTED)
-@pytest.mark.slow
-def test_projected_throughput_of_paci_over_1f1b(p):
-    for paci, one_f_one_b in PROJECTED[p]:
-        for times, ours, theirs in zip((3, 4, 8), paci, one_f_one_b, strict=True):
-            bubbles = {
-                name: measure(name, stages=p, microbatches=times * p).bubble for name in ("paci", "1f1b")
-            }
-            ratio = (1 - bubbles["paci"]) / (1 - bubbles["1f1b"])
-            assert ratio == pytest.approx(ours / theirs, rel=0.02)
-            assert ratio == pytest.approx(float(Fraction(times * p + p - 1, times * p)))

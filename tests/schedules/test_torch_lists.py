@@ -54,27 +54,20 @@ def torch_lists(schedule_class, *, stages, microbatches, chunks=1):
     ]
 
 
-@pytest.mark.parametrize(("p", "m"), GEOMETRIES)
-def test_gpipe_is_torchs(p, m):
-    theirs = torch_lists(torch_schedules.ScheduleGPipe, stages=p, microbatches=m)
-    assert computations(build("gpipe", stages=p, microbatches=m, steps=1)) == theirs
-
-
-@pytest.mark.parametrize("v", [2, 3, 4])
 @pytest.mark.parametrize(("p", "m"), [*GEOMETRIES, (4, 3)])
-def test_interleaved_1f1b_is_torchs(p, m, v):
+@pytest.mark.parametrize(
+    ("name", "schedule_class", "v"),
+    [
+        ("gpipe", torch_schedules.ScheduleGPipe, 1),
+        ("zero-bubble", torch_schedules.ScheduleInterleavedZeroBubble, 1),
+        *(("interleaved-1f1b", torch_schedules.ScheduleInterleaved1F1B, v) for v in (2, 3, 4)),
+    ],
+)
+def test_one_stage_after_another_is_torchs(name, schedule_class, v, p, m):
     if m % max(1, m // p):
         m -= m % p
-    theirs = torch_lists(torch_schedules.ScheduleInterleaved1F1B, stages=p, microbatches=m, chunks=v)
-    assert computations(build("interleaved-1f1b", stages=p, microbatches=m, steps=1, chunks=v)) == theirs
-
-
-@pytest.mark.parametrize(("p", "m"), GEOMETRIES)
-def test_zero_bubble_is_torchs_with_one_chunk(p, m):
-    if m % max(1, m // p):
-        m -= m % p
-    theirs = torch_lists(torch_schedules.ScheduleInterleavedZeroBubble, stages=p, microbatches=m)
-    assert computations(build("zero-bubble", stages=p, microbatches=m, steps=1)) == theirs
+    theirs = torch_lists(schedule_class, stages=p, microbatches=m, chunks=v)
+    assert computations(build(name, stages=p, microbatches=m, steps=1, chunks=v)) == theirs
 
 
 @pytest.mark.parametrize(("p", "m"), [*GEOMETRIES, (4, 3)])
