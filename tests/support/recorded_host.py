@@ -26,7 +26,8 @@ from support.host_events import (
     Wait,
 )
 from support.recorded_process import RecordedProcess, RecordedStreams, RecordedUses
-from support.small_runs import Rows
+from support.small_runs import Rows, replayed
+from support.stream_model import unordered
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
@@ -257,3 +258,18 @@ def _allocate_pinned(entries: int, sizes: set[int], events: list[Event]) -> None
     if size not in sizes:
         sizes.add(size)
         events.append(DeviceWait("pinned memory"))
+
+
+def check_streams(config: RunConfig, monkeypatch: pytest.MonkeyPatch, *, late: int = 3) -> None:
+    """Streams of every rank of a run are ordered, and those of a replay, which has the same bits.
+
+    Args:
+        config: of the run.
+        monkeypatch: installs the recorded parts.
+        late: how often the replay's host looks at a copy before it has arrived.
+    """
+    for events in record(config, monkeypatch, uses=True).events:
+        assert unordered(events) == []
+    events, digest = record_replay(config, monkeypatch, late=late)
+    assert unordered(events) == []
+    assert digest == replayed(config).digest

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.single_process import check_against_one_process, joined
+from support.single_process import joined
 from support.small_runs import Rows, small_config, with_experts
 from support.training_cases import check_processes_are_replays, of_every_schedule, train_here
 
 import stages.comm.reduction_rounds
 from stages.comm.process import Process
-from stages.config.run_config import CorrectionConfig, RunConfig
+from stages.config.run_config import RunConfig
 from stages.shape.optimizer_sharding import assign_owners
 from stages.trainer import replay
 
@@ -75,13 +75,6 @@ def test_rotations_do_not_depend_on_the_layout(optimizer: str, options: dict[str
     weights = [joined(run.weights) for run in runs]
     for name, weight in weights[0].items():
         torch.testing.assert_close(weight, weights[1][name], rtol=0, atol=5e-3 * 1e-2)
-
-
-@pytest.mark.slow
-def test_delay_compensation_acts_on_the_sum() -> None:
-    config = small_config("2bw", data=2, steps=5, precision="float64")
-    config.correction = CorrectionConfig(name="delay-compensation", strength=30.0)
-    check_against_one_process(config, delay=1, compensation=30.0)
 
 
 def test_parameters_are_shared_out_whole_and_evenly() -> None:

@@ -32,17 +32,20 @@ from stages.rehearsal.watch import Watch
 from stages.shape.partition import cut_of, owned_members, stage_parameters
 from stages.update.optimizer_step import StageUpdate
 
-FULL_WIDTH = ["model.layers=8", "parallel.stages=4", "schedule.microbatches=4", "train.microbatch_size=1"]
-"""Two blocks per rank; benchmarks/results/rehearsed-ranks-2026-11-24.md has whole models."""
-
 
 def _small(schedule: str = "2bw", *, compiled: bool = False, **settings: Any) -> RunConfig:
-    config = small_config(
-        schedule,
-        **({"precision": "bfloat16", "layers": 2, "steps": 20} | settings),
-    )
+    config = small_config(schedule, **{"precision": "bfloat16", "layers": 2, "steps": 20} | settings)
     config.train.compile = compiled
     return config
+
+
+def _shipped(model: str, *changes: str) -> RunConfig:
+    """A model that ships, on two stages."""
+    layout = ["parallel.stages=2", "schedule.microbatches=2", "train.microbatch_size=1", "train.steps=20"]
+    return base_of(model, [*layout, "train.compile=false", *changes]).config
+
+
+SHALLOW = ("model.layers=2", "data.context=512")
 
 
 def _rehearsed(config: RunConfig, *, rank: int = 0) -> Rehearsal:
@@ -68,11 +71,8 @@ def _faults(config: RunConfig) -> list[tuple[str, str, str]]:
 )
 @pytest.mark.slow
 def test_nothing_is_found_in_any_rank(schedule: str, settings: dict[str, Any]) -> None:
-    config = _small(schedule, **{key: value for key, value in settings.items() if key != "documents"})
-    if settings.get("documents"):
-        config = with_documents(config)
     for rank in range(2):
-        found = _rehearsed(config, rank=rank)
+        found = _rehearsed(_small(schedule, **settings), rank=rank)
         assert not found.faults
         # It did what a run does: weights, gradients, a step, an evaluation and a checkpoint.
         assert all(
@@ -177,10 +177,9 @@ def test_a_compiled_rank_at_full_width_takes_no_more_than_planned(
     model: str, schedule: str, split: bool, recompute: str
 ) -> None:
     """What a block keeps is the compiler's choice; that of experts was half as much again as planned."""
-    changes = ["model.layers=4", "parallel.stages=2", "schedule.microbatches=2", "train.microbatch_size=1"]
-    changes += [f"schedule={schedule}", "parallel.data=2", f"train.recompute={recompute}"]
-    config = base_of(model, changes).config
-    config.train.steps = 20
+    changes = (f"schedule={schedule}", "parallel.data=2", f"train.recompute={recompute}")
+    config = _shipped(model, "model.layers=4", *changes)
+    config.train.compile = None
     config.schedule.split = split
     [compared] = rehearse(config, device="cuda", ranks=[1])
     assert compared.found.compiled
@@ -268,10 +267,9 @@ def test_torch_is_left_as_it_was() -> None:
 def test_memory_at_full_width_is_the_plan_s(
     model: str, schedule: str, data: int, rank: int, cut: list[float] | None
 ) -> None:
-    changes = [*FULL_WIDTH, f"schedule={schedule}", f"parallel.data={data}"]
-    config = base_of(model, changes).config
-    config.train.steps = 20
-    config.train.compile = False
+    """Two blocks per rank; benchmarks/results/rehearsed-ranks-2026-11-24.md has whole models."""
+    changes = ("model.layers=8", "parallel.stages=4", "schedule.microbatches=4", f"parallel.data={data}")
+    config = _shipped(model, f"schedule={schedule}", *changes)
     config.train.recompute = "selective" if (model, rank) == ("7b", 0) else "none"
     config.train.ema_decay = 0.999 if model == "7b" else None
     config.schedule.split = schedule == "2bw-v"
@@ -327,11 +325,7 @@ def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
 def test_what_an_optimizers_step_takes_for_itself_is_the_plan_s(name: str) -> None:
     """Rules that update lists: exactly, up to the numbers of a few norms. Batches of matrices: at most a
     fifth more is planned, since products with Gram matrices depend on the sides."""
-    settings = ["schedule=1f1b", f"optimizer={name}", "parallel.stages=2", "schedule.microbatches=2"]
-    settings += ["model.layers=2", "data.context=512", "train.microbatch_size=1"]
-    config = base_of("135m", settings).config
-    config.train.steps = 20
-    config.train.compile = False
+    config = _shipped("135m", "schedule=1f1b", f"optimizer={name}", *SHALLOW)
     if "refresh_interval" in method_named(name).options:
         config.optimizer = replace(config.optimizer, refresh_interval=1)
     for rank in range(2):  # with the embedding, and with the head
@@ -365,16 +359,8 @@ def test_what_an_optimizers_step_takes_for_itself_is_the_plan_s(name: str) -> No
 def test_what_a_corrections_update_takes_for_itself_is_the_plan_s(
     schedule: str, settings: list[str], precision: str
 ) -> None:
-    shape = ["parallel.stages=2", "schedule.microbatches=2", "model.layers=2", "data.context=512"]
-    shape += [
-        "optimizer=adamw",
-        "train.microbatch_size=1",
-        "train.clip=stage",
-        f"train.precision={precision}",
-    ]
-    config = base_of("135m", [f"schedule={schedule}", *shape, *settings]).config
-    config.train.steps = 20
-    config.train.compile = False
+    own = ("optimizer=adamw", "train.clip=stage", f"train.precision={precision}")
+    config = _shipped("135m", f"schedule={schedule}", *SHALLOW, *own, *settings)
     found = _rehearsed(config, rank=0)
     assert not found.faults
     (owned,) = owned_members(stage_parameters(config.model, cut_of(config)[0]), data_ranks=1)
@@ -389,10 +375,8 @@ def test_what_a_corrections_update_takes_for_itself_is_the_plan_s(
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_what_a_correction_takes_for_a_backward_is_the_plan_s(precision: str) -> None:
-    settings = ["schedule=paci", "parallel.stages=2", "schedule.microbatches=2", "model.layers=2"]
-    settings += ["optimizer=adamw", "train.microbatch_size=1", "train.clip=stage", "data.context=512"]
-    config = base_of("135m", [*settings, f"train.precision={precision}"]).config
-    config.train.steps, config.train.compile = 20, False
+    own = ("optimizer=adamw", "train.clip=stage", f"train.precision={precision}")
+    config = _shipped("135m", "schedule=paci", *SHALLOW, *own)
     config.correction.name, cut = "discrepancy", cut_of(config)[0]
     found = _rehearsed(config, rank=0)
     assert not found.faults

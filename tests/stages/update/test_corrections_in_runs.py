@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
-from support.single_process import check_close, delayed_training
+from support.single_process import check_against_one_process, delayed_training
 from support.small_runs import Rows, replayed, small_config
 
 from stages.config.run_config import CorrectionConfig, RunConfig
@@ -15,72 +18,59 @@ from stages.validation import check
 from stages.weights.weight_versions import WeightVersions
 
 
-def losses(config: RunConfig) -> list[float]:
+def config_of(
+    schedule: str = "2bw", *, data: int = 1, optimizer: str = "adamw", **correction: Any
+) -> RunConfig:
+    stages = 3 if schedule == "pipedream" else 2
+    settings: dict[str, Any] = {"precision": "float64", "steps": 5, "clip_norm": 0.3}
+    config = small_config(schedule, stages=stages, data=data, optimizer=optimizer, **settings)
+    config.correction = CorrectionConfig(**correction)
     check(config)
-    rows = replayed(config)
-    return [row["train_loss"] for row in rows.of_kind("step")]
-
-
-def config_of(schedule: str = "2bw", coefficient: float = 0.0, **correction: object) -> RunConfig:
-    config = small_config(
-        schedule,
-        coefficient=coefficient,
-        precision="float64",
-        clip="stage" if schedule in ("pipedream", "paci") else "global",
-        steps=5,
-        stages=3 if schedule == "pipedream" else 2,
-    )
-    config.correction = CorrectionConfig(**correction)  # type: ignore[arg-type]
     return config
 
 
-def test_a_reach_of_nothing_is_plain_delay() -> None:
-    plain = losses(config_of())
-    assert losses(config_of(name="weight-prediction", reach=0.0)) == plain
-    assert losses(config_of(name="weight-prediction")) != plain
+def losses(*given: str, **settings: Any) -> list[float]:
+    return replayed(config_of(*given, **settings)).result.train_losses
 
 
-def test_an_anneal_of_nothing_is_plain_delay() -> None:
-    plain = losses(config_of("pipedream"))
-    assert losses(config_of("pipedream", name="lr-discount", anneal=0)) == plain
-    assert losses(config_of("pipedream", name="lr-discount")) != plain
+@pytest.mark.parametrize(
+    ("schedule", "name", "neutral", "active"),
+    [
+        ("2bw", "weight-prediction", {"reach": 0.0}, {}),
+        ("pipedream", "lr-discount", {"anneal": 0}, {}),
+        ("pipedream", "delay-compensation", {"strength": 0.0}, {"strength": 30.0}),
+    ],
+)
+def test_a_correction_by_nothing_is_plain_delay(
+    schedule: str, name: str, neutral: dict[str, Any], active: dict[str, Any]
+) -> None:
+    plain = losses(schedule)
+    assert losses(schedule, name=name, **neutral) == plain
+    assert losses(schedule, name=name, **active) != plain
 
 
 def test_the_horizon_is_the_stages_delay() -> None:
     """2bw has a delay of 1, so there half the reach is half the prediction: error feedback of 0.5 but for its
     start."""
-    whole = losses(config_of(name="weight-prediction"))
-    half = losses(config_of(name="weight-prediction", reach=0.5))
+    whole, half = (losses(name="weight-prediction", reach=reach) for reach in (1.0, 0.5))
     assert whole[:2] == half[:2], "the first two steps compute with the first weights"
     assert whole[2:] != half[2:]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_delay_compensation_is_its_formula(optimizer: str) -> None:
-    config = config_of(name="delay-compensation", strength=30.0)
-    config.optimizer.name = optimizer
-    weights, expected, _ = delayed_training(config, delay=1, compensation=30.0)
-    _, plain, _ = delayed_training(config, delay=1)
-    result = replay(config, recorder=Rows())
-    assert result.train_losses == pytest.approx(expected, rel=1e-10)
-    assert result.train_losses != pytest.approx(plain, rel=1e-8)
-    check_close(result.weights, weights)
-
-
-def test_delay_compensation_reaches_every_stage_with_its_own_delay() -> None:
-    plain = losses(config_of("pipedream"))
-    assert losses(config_of("pipedream", name="delay-compensation", strength=0.0)) == plain
-    assert losses(config_of("pipedream", name="delay-compensation", strength=30.0)) != plain
+@pytest.mark.parametrize(("optimizer", "data"), [("adamw", 1), ("muon", 1), ("adamw", 2)])
+def test_delay_compensation_is_its_formula(optimizer: str, data: int) -> None:
+    """On several data ranks it acts on the sum of the gradients."""
+    config = config_of(data=data, optimizer=optimizer, name="delay-compensation", strength=30.0)
+    rows = check_against_one_process(config, delay=1, compensation=30.0)
+    if data == 1:
+        _, plain, _ = delayed_training(config, delay=1)
+        assert [row["train_loss"] for row in rows.of_kind("step")] != pytest.approx(plain, rel=1e-8)
 
 
 @pytest.mark.parametrize("sync_steps", [0, 1, 2, 4, 5, 100])
 def test_a_synchronous_start_is_synchronous_and_then_delayed(sync_steps: int) -> None:
     config = config_of(name="sync-start", sync_steps=sync_steps)
-    check(config)
-    weights, expected, _ = delayed_training(config, delay=1, synchronous_steps=min(sync_steps, 5))
-    result = replay(config, recorder=Rows())
-    assert result.train_losses == pytest.approx(expected, rel=1e-10)
-    check_close(result.weights, weights)
+    check_against_one_process(config, delay=1, synchronous_steps=min(sync_steps, 5))
 
 
 def test_a_corrected_backward_reads_the_estimate_and_leaves_the_weights_as_they_were() -> None:
@@ -114,24 +104,21 @@ def test_a_corrected_backward_reads_the_estimate_and_leaves_the_weights_as_they_
 
 
 def test_discrepancy_changes_unstashed_runs_only_where_there_is_a_mismatch() -> None:
-    def of(stages: int, **correction: object) -> list[float]:
-        config = small_config("paci", stages=stages, microbatches=2, steps=6, precision="float64")
-        config.correction = CorrectionConfig(**correction)  # type: ignore[arg-type]
-        check(config) if stages > 1 else None
-        return replay(config, recorder=Rows()).train_losses
+    def of(stages: int, correction: CorrectionConfig) -> list[float]:
+        config = small_config("paci", stages=stages, steps=6, precision="float64")
+        return replay(replace(config, correction=correction), recorder=Rows()).train_losses
 
-    assert of(3, name="discrepancy") != of(3)
-    assert of(3, name="discrepancy")[:2] == of(3)[:2]
-    assert of(1, name="discrepancy") == of(1)
+    plain, corrected = CorrectionConfig(), CorrectionConfig(name="discrepancy")
+    assert of(3, corrected) != of(3, plain)
+    assert of(3, corrected)[:2] == of(3, plain)[:2]
+    assert of(1, corrected) == of(1, plain)
 
 
 def test_stage_aware_refresh_differs_where_delays_differ() -> None:
-    found = {}
-    for schedule in ("pipedream", "2bw"):
+    for schedule, differs in (("pipedream", True), ("2bw", False)):  # of one delay, and so one interval
+        ends = []
         for aware in (False, True):
-            config = config_of(schedule)
-            config.optimizer.name, config.optimizer.refresh_interval = "basis-rotation", 2
-            config.optimizer.stage_aware = aware
-            found[schedule, aware] = losses(config)
-    assert found["2bw", True] == found["2bw", False], "one delay, one interval"
-    assert found["pipedream", True] != found["pipedream", False]
+            config = config_of(schedule, optimizer="basis-rotation")
+            config.optimizer.refresh_interval, config.optimizer.stage_aware = 2, aware
+            ends.append(replayed(config).digest)
+        assert (ends[0] != ends[1]) == differs

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.planned import planned
-from support.recorded_host import record, record_replay, tiny_run
+from support.recorded_host import check_streams, record, tiny_run
 from support.small_runs import Rows, in_processes, replayed, small_config, with_experts
 from support.stream_model import hangs, hangs_where_one_syncs, unordered
 from support.training_cases import measured
@@ -85,14 +85,11 @@ def test_processes_compute_the_bits_of_replay() -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_streams_are_ordered_and_nothing_hangs(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_run(config_of(**case | {"precision": "float32"}))
-    for events in record(config, monkeypatch, uses=True).events:
-        assert unordered(events) == []
+    check_streams(config, monkeypatch)
     recording = record(config, monkeypatch)
     assert hangs(recording) == []
     for number in range(len(recording.events)):
         assert hangs_where_one_syncs(recording, number) == []
-    events, _ = record_replay(config, monkeypatch, late=3)
-    assert unordered(events) == []
 
 
 def test_a_backward_that_does_not_wait_for_the_reduction_would_be_found(

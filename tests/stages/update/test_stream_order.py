@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.recorded_host import record, record_replay, tiny_run
+from support.recorded_host import check_streams, record, record_replay, tiny_run
 from support.recorded_process import RecordedStreams
-from support.small_runs import replayed, small_config, with_experts
+from support.small_runs import small_config, with_experts
 from support.stream_model import unordered
 from support.training_cases import SCHEDULES, TWO_STAGES_A_RANK
 
@@ -21,26 +21,11 @@ from stages.weights.gradient_buffers import gradient_buffers
 
 ALL: dict[str, dict[str, Any]] = SCHEDULES | TWO_STAGES_A_RANK
 LAYOUTS = [(1, 1), (2, 2)]
-LATE = 3
-"""How often a host looks at a copy before it has arrived."""
 
 
 def config_of(schedule: str, *, stages: int = 2, data: int = 1) -> RunConfig:
-    return small_config(
-        schedule,
-        stages=stages,
-        data=data,
-        microbatches=2 * max(stages, 2),
-        layers=2 * stages,
-        steps=3,
-        eval_interval=3,
-        **ALL[schedule],
-    )
-
-
-def weights_of(config: RunConfig) -> str:
-    rows = replayed(config)
-    return str(rows.of_kind("end")[0]["weights_sha256"])
+    settings = {"microbatches": 2 * max(stages, 2), "layers": 2 * stages, "steps": 3}
+    return small_config(schedule, stages=stages, data=data, **settings, **ALL[schedule])
 
 
 @pytest.fixture(params=[False, True], ids=["as on a CPU", "as on a GPU"])
@@ -56,34 +41,16 @@ def buffers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("schedule", ALL)
 @pytest.mark.usefixtures("buffers")
-def test_a_replay_with_late_verdicts_is_ordered_and_has_the_same_bits(
-    schedule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_of_a_run_and_its_replay_are_ordered(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for stages_, data in LAYOUTS:
-        config = tiny_run(config_of(schedule, stages=stages_, data=data))
-        events, digest = record_replay(config, monkeypatch, late=LATE)
-        assert unordered(events) == [], (stages_, data)
-        assert digest == weights_of(config), (stages_, data)
+        check_streams(tiny_run(config_of(schedule, stages=stages_, data=data)), monkeypatch)
 
 
-@pytest.mark.parametrize("schedule", ALL)
-@pytest.mark.usefixtures("buffers")
-def test_every_rank_of_a_run_is_ordered(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for stages_, data in LAYOUTS:
-        config = tiny_run(config_of(schedule, stages=stages_, data=data))
-        for events in record(config, monkeypatch, uses=True).events:
-            assert unordered(events) == [], (stages_, data)
-
-
+@pytest.mark.parametrize("schedule", ["2bw", "pipedream-unstashed"])
 @pytest.mark.slow
-def test_so_is_a_model_with_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for schedule in ("2bw", "pipedream-unstashed"):
-        config = with_experts(config_of(schedule, stages=1, data=2), balance_rate=0.02)
-        for events in record(config, monkeypatch, uses=True).events:
-            assert unordered(events) == []
-        events, digest = record_replay(config, monkeypatch, late=LATE)
-        assert unordered(events) == []
-        assert digest == weights_of(config)
+def test_so_are_those_of_a_model_with_experts(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(schedule, stages=1, data=2)
+    check_streams(with_experts(config, balance_rate=0.02), monkeypatch)
 
 
 @pytest.mark.parametrize(("schedule", "stages_", "microbatches"), [("2bw", 3, 1), ("2bw-v", 2, 2)])
@@ -93,22 +60,10 @@ def test_a_tied_shard_that_gathers_ahead_waits_for_the_update_of_that_buffer(
     schedule: str, stages_: int, microbatches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With so few micro-batches T of the step after the next may follow an update before a look-up."""
-    config = small_config(
-        schedule,
-        stages=stages_,
-        microbatches=microbatches,
-        delay=-(-stages_ // microbatches) + (schedule == "2bw-v"),
-        layers=2 * stages_,
-        steps=6,
-        eval_interval=6,
-        shard_head=True,
-        tied=True,
-    )
-    for events in record(config, monkeypatch, uses=True).events:
-        assert unordered(events) == []
-    events, digest = record_replay(config, monkeypatch, late=LATE)
-    assert unordered(events) == []
-    assert digest == weights_of(config)
+    delay = -(-stages_ // microbatches) + (schedule == "2bw-v")
+    settings: dict[str, Any] = {"delay": delay, "layers": 2 * stages_, "steps": 6, "eval_interval": 6}
+    settings |= {"shard_head": True, "tied": True}
+    check_streams(small_config(schedule, stages=stages_, microbatches=microbatches, **settings), monkeypatch)
 
 
 def test_a_stream_for_each_rank_of_a_replay_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
