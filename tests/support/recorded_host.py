@@ -26,7 +26,7 @@ from support.host_events import (
     Wait,
 )
 from support.recorded_process import RecordedProcess, RecordedStreams, RecordedUses
-from support.small_runs import Rows, replayed
+from support.small_runs import Rows, ranks_with, replayed
 from support.stream_model import unordered
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
@@ -41,8 +41,7 @@ from stages.comm.topology import Connection, connect
 from stages.config.run_config import ModelConfig, RunConfig
 from stages.config.segments import schedule_facts, segment_program
 from stages.data.batches import Batches
-from stages.data.dataset import prepare
-from stages.pipeline.build import Rank, activation_shape, build_ranks
+from stages.pipeline.build import Rank, activation_shape
 from stages.pipeline.replay import drive
 from stages.pipeline.warm_up import warm_up_ranks
 from stages.trainer import replay
@@ -158,14 +157,7 @@ def record(config: RunConfig, monkeypatch: pytest.MonkeyPatch, *, uses: bool = F
     with monkeypatch.context() as patch:
         next_streams = iter(streams)
         patch.setattr(stages.pipeline.build, "streams_of", lambda device: next(next_streams))
-        ranks = build_ranks(
-            config,
-            connections=connections,
-            corpus=prepare(config.data),
-            device=torch.device("cpu"),
-            on_step=lambda result: None,
-            stop=lambda: False,
-        )
+        ranks = ranks_with(config, connections)
         for state in (state for rank in ranks for state in rank.stages.values()):
             with state.weights.receiving_initial():
                 pass  # the recording has no values

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_runs import Rows
+from support.small_runs import Rows, ranks_with
 from torch import Tensor
 
 from optimizers.build import build_optimizer
@@ -19,10 +19,8 @@ from stages.config.run_config import RunConfig, optimizer_options
 from stages.config.segments import segment_program
 from stages.data.batches import Batches
 from stages.data.dataset import prepare
-from stages.liveness.stop_signal import never
 from stages.model.decoder import Stage, initialise
 from stages.model.head_loss import next_token_loss
-from stages.pipeline.build import build_ranks
 from stages.pipeline.replay import drive
 from stages.shape.families import parameter_roles
 from stages.shape.head_rows import split_name
@@ -217,14 +215,8 @@ def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def first_gradient(config: RunConfig) -> dict[str, Tensor]:
     """The gradient of the run's first step, gathered by the pipeline and summed over its data ranks."""
     program = segment_program(config, first_step=0, steps=1)
-    ranks = build_ranks(
-        config,
-        connections=connect_in_process(rank_of_stage=program.rank_of_stage, data_ranks=config.parallel.data),
-        corpus=prepare(config.data),
-        device=torch.device("cpu"),
-        on_step=lambda result: None,
-        stop=never,
-    )
+    placed, data_ranks = program.rank_of_stage, config.parallel.data
+    ranks = ranks_with(config, connect_in_process(rank_of_stage=placed, data_ranks=data_ranks))
     keepers = []
     for rank in ranks:
         for stage, state in rank.stages.items():

@@ -19,7 +19,7 @@ import torch
 from schedules import FAMILY
 from stages.checkpoint.initial_broadcast import broadcast_initial_weights
 from stages.comm.process import Process, connected
-from stages.comm.topology import connect_in_process
+from stages.comm.topology import Connection, connect_in_process
 from stages.config.run_config import (
     DataConfig,
     ErrorFeedbackConfig,
@@ -268,13 +268,9 @@ def _work_through(
         results.put((rank, traceback.format_exc()))
 
 
-def ranks_of(config: RunConfig) -> list[Rank]:
-    torch.set_num_threads(config.site.threads)
-    connections = connect_in_process(
-        rank_of_stage=segment_program(config, first_step=0, steps=1).rank_of_stage,
-        data_ranks=config.parallel.data,
-    )
-    ranks = build_ranks(
+def ranks_with(config: RunConfig, connections: list[Connection]) -> list[Rank]:
+    """The ranks of a run on this machine's CPU, connected as given."""
+    return build_ranks(
         config,
         connections=connections,
         corpus=prepare(config.data),
@@ -282,7 +278,14 @@ def ranks_of(config: RunConfig) -> list[Rank]:
         on_step=lambda result: None,
         stop=lambda: False,
     )
-    broadcast_initial_weights(ranks, in_process=True)
+
+
+def ranks_of(config: RunConfig) -> list[Rank]:
+    """All ranks of a run in this process, with their initial weights."""
+    torch.set_num_threads(config.site.threads)
+    placed = segment_program(config, first_step=0, steps=1).rank_of_stage
+    connections = connect_in_process(rank_of_stage=placed, data_ranks=config.parallel.data)
+    broadcast_initial_weights(ranks := ranks_with(config, connections), in_process=True)
     return ranks
 
 

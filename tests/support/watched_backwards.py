@@ -8,15 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from support.small_runs import ranks_with
 from torch import Tensor
 
 from schedules import Op, Program
 from stages.comm.topology import connect_in_process
 from stages.config.run_config import RunConfig
 from stages.config.segments import segment_program
-from stages.data.dataset import prepare
-from stages.liveness.stop_signal import never
-from stages.pipeline.build import build_ranks
 from stages.pipeline.replay import drive
 from stages.update.optimizer_step import StageUpdate
 from stages.weights.weight_versions import Replica, WeightVersions
@@ -34,14 +32,7 @@ class Watched:
         """Copies of each stage's weights, by version."""
         self.gradients: list[list[Named]] = []
         """For each stage, the gradient of each backward, in the order of micro-batches."""
-        ranks = build_ranks(
-            config,
-            connections=connect_in_process(rank_of_stage=self.program.rank_of_stage, data_ranks=1),
-            corpus=prepare(config.data),
-            device=torch.device("cpu"),
-            on_step=lambda result: None,
-            stop=never,
-        )
+        ranks = ranks_with(config, connect_in_process(rank_of_stage=self.program.rank_of_stage, data_ranks=1))
         self.batches = ranks[0].batches
         for rank in ranks:
             for stage, state in sorted(rank.stages.items()):

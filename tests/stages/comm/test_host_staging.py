@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_runs import Rows, in_processes, replayed, small_config
+from support.small_runs import Rows, in_processes, ranks_with, replayed, small_config
 
 from stages.comm.process import Process
 from stages.comm.topology import connect_in_process
 from stages.config.run_config import RunConfig
-from stages.data.dataset import prepare
-from stages.pipeline.build import build_ranks, dtypes
+from stages.pipeline.build import dtypes
 from stages.pipeline.warm_up import warm_up
 from stages.trainer import train
 from stages.validation import check
@@ -48,14 +47,7 @@ def test_a_warm_up_leaves_nothing_behind() -> None:
     for options in ({"precision": "bfloat16", "recompute": "full"}, {"schedule": "zero-bubble"}):
         config = small_config(**options)
         check(config)
-        for rank in build_ranks(
-            config,
-            connections=connect_in_process(rank_of_stage=range(2), data_ranks=1),
-            corpus=prepare(config.data),
-            device=torch.device("cpu"),
-            on_step=lambda result: None,
-            stop=lambda: False,
-        ):
+        for rank in ranks_with(config, connect_in_process(rank_of_stage=range(2), data_ranks=1)):
             for state in rank.stages.values():
                 replica, gathering = state.weights.newest(), state.weights.gradient_buffer
                 before, random = replica.flat.clone(), torch.random.get_rng_state()

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from support.operators import Operators
 from support.small_runs import Rows, small_config, with_experts
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from stages.trainer import replay
 
 
-class Made(TorchDispatchMode):
+class Made(Operators):
     """Notes, by its shape, the memory of every floating-point tensor that an operator makes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shapes: dict[StorageWeakRef, tuple[int, ...]] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = func(*args, **(kwargs or {}))
-        for tensor in given if isinstance(given, (list, tuple)) else [given]:
+    def note(self, operator: Any, given: tuple[Any, ...], out: Any) -> None:
+        for tensor in out if isinstance(out, (list, tuple)) else [out]:
             if isinstance(tensor, Tensor) and tensor.is_floating_point():
                 self.shapes.setdefault(StorageWeakRef(tensor.untyped_storage()), tuple(tensor.shape))
-        return given
 
     def living(self) -> list[tuple[int, ...]]:
         gc.collect()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
+from support.operators import Operators
 from support.small_runs import Rows, ranks_of, small_config, with_experts
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from stages.config.run_config import RunConfig
 from stages.model import experts as experts_module
@@ -155,27 +154,23 @@ def test_experts_halves_add_the_bits_of_their_whole_backward() -> None:
     assert all(torch.equal(whole, halves) for whole, halves in zip(*totals, strict=True))
 
 
-class FloatCopies(TorchDispatchMode):
+class FloatCopies(Operators):
     """Notes the shapes of float32 tensors that an operator makes from bfloat16 ones of the same size."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shapes: set[tuple[int, ...]] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def note(self, operator: Any, given: tuple[Any, ...], out: Any) -> None:
         if (
             isinstance(out, Tensor)
             and out.dtype == torch.float32
-            and func != torch.ops.aten.zeros_like.default
+            and operator != torch.ops.aten.zeros_like.default
         ):
-            narrow = [x for x in args if isinstance(x, Tensor) and x.dtype == torch.bfloat16]
+            narrow = [x for x in given if isinstance(x, Tensor) and x.dtype == torch.bfloat16]
             # What is written in place, a buffer, is no copy.
-            if any(x.shape == out.shape for x in narrow) and not any(x is out for x in args):
+            if any(x.shape == out.shape for x in narrow) and not any(x is out for x in given):
                 self.shapes.add(tuple(out.shape))
-        return out
 
 
 def run_of(case: str) -> RunConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.operators import Operators
 from support.single_process import batches
 from support.small_runs import (
     FAILS_COMPILED_IN_FLOAT64,
@@ -25,7 +25,7 @@ from support.small_runs import (
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from schedules import FAMILY
 from stages.config.run_config import ModelConfig, RunConfig
@@ -223,7 +223,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     assert "TORCHINDUCTOR_CACHE_DIR" in missing
 
 
-class OfMatrices(TorchDispatchMode):
+class OfMatrices(Operators):
     """Counts, by kind, what operators make or write in the shape of a matrix, its transpose or a stack,
     zeros of any shape, the loss's own gradient apart, and what routes: choices, sorts, gathers of rows."""
 
@@ -238,11 +238,8 @@ class OfMatrices(TorchDispatchMode):
         self.shapes = shapes | {shape[::-1] for shape in shapes if len(shape) == 2}
         self.made: Counter[str] = Counter()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        name = str(func)
+    def note(self, operator: Any, given: tuple[Any, ...], out: Any) -> None:
+        name = str(operator)
         if any(word in name for word in self.ROUTING):
             self.made[name.split(".")[1]] += 1
         elif name == "aten.index.Tensor" and out.ndim == 2:
@@ -257,7 +254,6 @@ class OfMatrices(TorchDispatchMode):
                 self.made["product" if product else name.split(".")[1]] += 1
             elif "zero" in name or "fill" in name:
                 self.made[name] += 1
-        return out
 
 
 def budget(kind: str, *, recompute: str, compiled: bool, split: bool) -> dict[str, int]:

@@ -3,15 +3,15 @@ host would wait there until the device has done all that it was given."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from support.operators import Operators
 from support.small_runs import ranks_of, small_config
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import stages.update.update_phases
 from optimizers import NAMES
@@ -29,7 +29,7 @@ ON_THE_HOST = ("step", "momentum_product", "mu_product")
 """What optimizers count with: tensors on the CPU, on a GPU too."""
 
 
-class ValuesAsked(TorchDispatchMode):
+class ValuesAsked(Operators):
     """Notes which operators ask for values, of tensors that a GPU would have."""
 
     def __init__(self, ranks: list[Rank]) -> None:
@@ -38,13 +38,10 @@ class ValuesAsked(TorchDispatchMode):
         self.allowed = False
         self.asked: list[str] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        tensors = [arg for arg in args if isinstance(arg, Tensor)]
-        if TAGS & set(func.tags) and not self.allowed and not all(map(self._on_the_host, tensors)):
-            self.asked.append(str(func))
-        return func(*args, **(kwargs or {}))
+    def note(self, operator: Any, given: tuple[Any, ...], out: Any) -> None:
+        tensors = [arg for arg in given if isinstance(arg, Tensor)]
+        if TAGS & set(operator.tags) and not self.allowed and not all(map(self._on_the_host, tensors)):
+            self.asked.append(str(operator))
 
     def _on_the_host(self, tensor: Tensor) -> bool:
         return any(

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
+from support.operators import Operators
 from support.small_runs import ranks_of, small_config
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizers import NAMES
 from stages.pipeline.warm_up import warm_up_ranks
 from stages.update.optimizer_step import StageState
 
 
-class Called(TorchDispatchMode):
+class Called(Operators):
     """Notes which operators are called."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        self.names.add(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
+    def note(self, operator: Any, given: tuple[Any, ...], out: Any) -> None:
+        self.names.add(operator.overloadpacket.__name__)
 
 
 def held(state: StageState) -> list[Tensor]:

@@ -32,6 +32,8 @@ from stages.rehearsal.watch import Watch
 from stages.shape.partition import cut_of, owned_members, stage_parameters
 from stages.update.optimizer_step import StageUpdate
 
+GB = 10**9
+
 
 def _small(schedule: str = "2bw", *, compiled: bool = False, **settings: Any) -> RunConfig:
     config = small_config(schedule, **{"precision": "bfloat16", "layers": 2, "steps": 20} | settings)
@@ -256,7 +258,7 @@ def test_torch_is_left_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("model", "schedule", "data", "rank", "cut"),
     [
-        ("10b", "2bw", 8, 0, None),
+        *(("10b", schedule, 16, rank, None) for schedule in ("2bw", "1f1b") for rank in (0, 3)),
         ("7b", "2bw", 2, 0, None),
         ("10b-moe", "1f1b", 1, 3, None),
         ("1b-7b-moe", "paci-v", 2, 3, None),
@@ -277,6 +279,20 @@ def test_memory_at_full_width_is_the_plan_s(
     [compared] = rehearse(config, device="cuda", ranks=[rank])
     assert not compared.found.faults
     assert compared.is_as_planned, list(compared.by_kind())
+    if model == "10b":
+        check_kinds(compared)
+
+
+def check_kinds(compared: ComparedRank) -> None:
+    """Each kind that a dense rank keeps is planned to the byte, and no update takes a gigabyte beside it."""
+    planned, peak = compared.planned, compared.found.peak
+    assert planned is not None
+    for kind in ("weights", "master", "gradients", "reduction"):
+        assert peak[kind] == planned[kind], kind
+    # Step counters; and next to nothing that is of no kind, such as rotations.
+    assert 0 <= peak["optimizer"] - planned["optimizer"] < 1e-5 * planned["optimizer"]
+    assert peak["other"] < 0.01 * GB
+    assert max(planned["reduction"], compared.found.temporaries["update"]) < GB
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 import torch
 from support.single_process import check_against_one_process, delayed_training
-from support.small_runs import Rows, replayed, small_config
+from support.small_runs import Rows, ranks_of, replayed, small_config
 
 from stages.config.run_config import CorrectionConfig, RunConfig
-from stages.shape.partition import cut_model
 from stages.trainer import replay
 from stages.update.optimizer_step import StageUpdate
 from stages.validation import check
-from stages.weights.weight_versions import WeightVersions
 
 
 def config_of(
@@ -76,18 +74,7 @@ def test_a_synchronous_start_is_synchronous_and_then_delayed(sync_steps: int) ->
 def test_a_corrected_backward_reads_the_estimate_and_leaves_the_weights_as_they_were() -> None:
     config = small_config("paci", stages=1, layers=1, precision="float64")
     config.correction = CorrectionConfig(name="discrepancy", memory=0.5)
-    (cut,) = cut_model(config.model, stages=1, context=12)
-    weights = WeightVersions(
-        config.model,
-        cut,
-        context=12,
-        seed=0,
-        replicas=1,
-        gradient_buffers=1,
-        master_dtype=torch.float64,
-        replica_dtype=torch.float64,
-        device=torch.device("cpu"),
-    )
+    weights = ranks_of(config)[0].stages[0].weights
     update = StageUpdate(config, weights, stage=0, delays=[2], mismatch=2)
     before = [parameter.detach().clone() for parameter in weights.master.parameters]
     weights.gradient_buffer.flat.fill_(0.01)

@@ -8,10 +8,9 @@ from math import prod
 from typing import cast
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.small_runs import small_config
+from support.small_runs import ranks_with, small_config
 from torch import Tensor
 
 from schedules import Op, build
@@ -22,8 +21,6 @@ from stages.comm.p2p import InProcessLinks
 from stages.comm.reduction_rounds import ReductionPlan, Round, reduction_plan, room_bytes
 from stages.comm.topology import Connection
 from stages.config.segments import segment_program
-from stages.data.dataset import prepare
-from stages.pipeline.build import build_ranks
 from stages.pipeline.executor import RankExecutor
 from stages.shape.optimizer_sharding import Run, assign_owners
 from stages.update.async_update import slack_of
@@ -205,14 +202,8 @@ def test_a_flush_has_exchanged_most_of_its_gradient_when_the_last_backward_ends(
     monkeypatch.setattr(RankExecutor, "_backward_weight", logged_weight_half)
     data = DistributedGroup(cast(Communicator, OtherRanksLikeThis(log, rank=0)), rank=0, size=2)
     program = segment_program(config, first_step=0, steps=2 if schedule == "2bw" else 1)
-    (rank,) = build_ranks(
-        config,
-        connections=[Connection(rank=0, links=InProcessLinks(), pipeline=SingleRankGroup(), data=data)],
-        corpus=prepare(config.data),
-        device=torch.device("cpu"),
-        on_step=lambda result: None,
-        stop=lambda: False,
-    )
+    connection = Connection(rank=0, links=InProcessLinks(), pipeline=SingleRankGroup(), data=data)
+    (rank,) = ranks_with(config, [connection])
     with rank.stages[0].weights.receiving_initial():
         pass  # the other data rank's weights are of no interest
     for _ in rank.executor.run(program):

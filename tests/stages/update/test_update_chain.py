@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from support.small_runs import small_config
+from support.small_runs import ranks_with, small_config
 from support.virtual_device import Device, VirtualCommunicator, VirtualEvent, VirtualStreams, World
 from torch import Tensor, nn
 
@@ -30,10 +30,9 @@ from stages.comm.reduction_rounds import reduction_plan
 from stages.comm.topology import Connection
 from stages.config.run_config import RunConfig
 from stages.config.segments import segment_program
-from stages.data.dataset import prepare
 from stages.model.decoder import RunBlock, Stage
 from stages.model.layers import Block
-from stages.pipeline.build import Rank, activation_shape, build_ranks
+from stages.pipeline.build import Rank, activation_shape
 from stages.shape.optimizer_sharding import assign_owners
 from stages.shape.partition import cut_of, stage_parameters
 from stages.update.async_update import needs_update
@@ -175,14 +174,7 @@ def played(
                 # The other data rank does the same at the same times.
                 data=group(device, f"data {number}", 0, size=2, members=1),
             )
-            (rank,) = build_ranks(
-                config,
-                connections=[connection],
-                corpus=prepare(config.data),
-                device=torch.device("cpu"),
-                on_step=lambda result: None,
-                stop=lambda: False,
-            )
+            (rank,) = ranks_with(config, [connection])
             (state,) = rank.stages.values()
             with state.weights.receiving_initial():
                 pass  # the other data rank's weights are of no interest
