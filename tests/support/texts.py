@@ -123,3 +123,23 @@ def write_megatron(
         + pointers.astype("<i8").tobytes()
         + np.arange(len(arrays) + 1, dtype="<i8").tobytes()
     )
+
+
+def write_shards(folder: Path, kind: str, *, train: Sequence[int], validation: Sequence[int]) -> Path:
+    """The same tokens in the format of another project; returns what `data.path` would be.
+
+    Megatron's are one file of three documents, of which the last is held out.
+    """
+    folder.mkdir()
+    third = len(train) // 3
+    if kind == "llm.c":
+        write_llm_c(folder / "text_train_000001.bin", train[: 2 * third])
+        write_llm_c(folder / "text_train_000002.bin", train[2 * third :])
+        write_llm_c(folder / "text_val_000000.bin", validation)
+    elif kind == "nanogpt":
+        write_nanogpt(folder / "train.bin", train)
+        write_nanogpt(folder / "val.bin", validation)
+    else:
+        write_megatron(folder / "text_document.bin", [train[:third], train[third:], validation])
+        return folder / "text_document"
+    return folder

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.small_runs import Rows, small_config
-from support.texts import write_llm_c, write_megatron, write_nanogpt
+from support.texts import write_llm_c, write_megatron, write_nanogpt, write_shards
 
 from stages.config.run_config import DataConfig
 from stages.data.batches import Batches
@@ -30,19 +30,7 @@ VALIDATION = [(11 * i) % 900 for i in range(500)]
 
 
 def write_folder(folder: Path, kind: str) -> Path:
-    """The same tokens in one of the formats; what `data.path` would be."""
-    folder.mkdir()
-    if kind == "llm.c":
-        write_llm_c(folder / "text_train_000001.bin", TRAIN[:1700])
-        write_llm_c(folder / "text_train_000002.bin", TRAIN[1700:])
-        write_llm_c(folder / "text_val_000000.bin", VALIDATION)
-        return folder
-    if kind == "nanogpt":
-        write_nanogpt(folder / "train.bin", TRAIN)
-        write_nanogpt(folder / "val.bin", VALIDATION)
-        return folder
-    write_megatron(folder / "text_document.bin", [TRAIN[:1000], TRAIN[1000:3000], VALIDATION])
-    return folder / "text_document"
+    return write_shards(folder, kind, train=TRAIN, validation=VALIDATION)
 
 
 def all_tokens(shards: tuple[Shard, ...]) -> list[int]:
