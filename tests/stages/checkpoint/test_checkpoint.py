@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from support.resumed import check_resumed, go_back, json_of, saving, seal, wait_for_saving
@@ -36,23 +36,25 @@ def cut_short(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
 
+class Saved(NamedTuple):
+    config: RunConfig
+    folder: Path
+    rows: list[dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path, list[dict[str, Any]]]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     """A finished run with checkpoints of steps 2 and 4, the last of its steps."""
     folder = tmp_path_factory.mktemp("finished") / "c"
-    config, rows = saving(small_config("2bw", optimizer="muon", coefficient=1.0)), Rows()
-    replay(config, recorder=rows, checkpoints=folder)
-    return config, folder, measured(rows)
+    config = saving(small_config("2bw", optimizer="muon", coefficient=1.0))
+    return Saved(config, folder, measured(replayed(config, checkpoints=folder)))
 
 
 @pytest.fixture
-def saved(
-    finished: tuple[RunConfig, Path, list[dict[str, Any]]], tmp_path: Path
-) -> tuple[RunConfig, Path, list[dict[str, Any]]]:
+def saved(finished: Saved, tmp_path: Path) -> Saved:
     """A copy of the finished run for one test."""
-    config, folder, rows = finished
-    shutil.copytree(folder, tmp_path / "c")
-    return config, tmp_path / "c", rows
+    shutil.copytree(finished.folder, tmp_path / "c")
+    return finished._replace(folder=tmp_path / "c")
 
 
 @pytest.mark.parametrize("name", ["rank-0.safetensors", "index.json", "manifest.json"])
@@ -61,7 +63,7 @@ def saved(
 def test_a_damaged_checkpoint_is_passed_over(
     name: str,
     harm: Any,
-    saved: tuple[RunConfig, Path, list[dict[str, Any]]],
+    saved: Saved,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     config, folder, whole = saved
@@ -84,7 +86,7 @@ def test_a_damaged_checkpoint_is_passed_over(
 
 @pytest.mark.slow
 def test_without_a_valid_checkpoint_a_run_starts_anew(
-    saved: tuple[RunConfig, Path, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+    saved: Saved, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, folder, whole = saved
     for step in (2, 4):
@@ -102,7 +104,7 @@ class Harmful:
 @pytest.mark.parametrize("name", ["index.json", "rank-0.safetensors"])
 def test_a_checkpoint_is_data(
     name: str,
-    saved: tuple[RunConfig, Path, list[dict[str, Any]]],
+    saved: Saved,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,9 +119,7 @@ def test_a_checkpoint_is_data(
     assert not Path("harm-was-done").exists()
 
 
-def test_a_checkpoint_of_another_format_is_refused(
-    saved: tuple[RunConfig, Path, list[dict[str, Any]]],
-) -> None:
+def test_a_checkpoint_of_another_format_is_refused(saved: Saved) -> None:
     config, folder, _ = saved
     manifest = folder / "step-4" / "manifest.json"
     manifest.write_bytes(encoded(json_of(manifest) | {"format": 1}))
@@ -127,9 +127,7 @@ def test_a_checkpoint_of_another_format_is_refused(
         replay(config, recorder=Rows(), checkpoints=folder)
 
 
-def test_a_checkpoint_of_another_run_is_refused(
-    saved: tuple[RunConfig, Path, list[dict[str, Any]]],
-) -> None:
+def test_a_checkpoint_of_another_run_is_refused(saved: Saved) -> None:
     config, folder, _ = saved
     wider = replace(config, model=replace(config.model, mlp_width=32))
     slower = replace(config, schedule=ScheduleConfig(name="2bw", microbatches=2, delay=2))

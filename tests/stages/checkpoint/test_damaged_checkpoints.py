@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.resumed import json_of, seal
+from support.resumed import json_of, parts_of, replace_part, seal
 from support.small_runs import Rows, replayed, small_config
 
 from stages.checkpoint.export import write_weights
@@ -70,38 +70,26 @@ def test_an_undamaged_one_is_used(trained: tuple[RunConfig, Path]) -> None:
     assert one_line(*trained) == ""
 
 
-def lists_nothing(manifest: dict[str, Any]) -> None:
-    manifest["files"] = {}
+NAMES = ("../secret", "/etc/passwd", "a/b", ".", "..", "", "a\0b", "manifest.json")
 
 
-def lists(name: str) -> Callable[[dict[str, Any]], None]:
-    def change(manifest: dict[str, Any]) -> None:
-        manifest["files"][name] = {"bytes": 0, "sha256": ""}
-
-    change.__name__ = ascii(name)
-    return change
-
-
-@pytest.mark.parametrize(
-    "change",
-    [lists_nothing, *map(lists, ("../secret", "/etc/passwd", "a/b", ".", "..", "", "a\0b", "manifest.json"))],
-    ids=lambda change: change.__name__,
-)
+@pytest.mark.parametrize("name", [None, *NAMES], ids=ascii)
 def test_a_manifest_lists_files_of_its_folder(
-    change: Callable[[dict[str, Any]], None],
-    trained: tuple[RunConfig, Path],
-    capsys: pytest.CaptureFixture[str],
+    name: str | None, trained: tuple[RunConfig, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """And some."""
     config, checkpoints = trained
     with copy_of(checkpoints) as copy:
         (copy / "secret").touch()
         manifest = copy / f"step-{STEP}" / "manifest.json"
         content = json_of(manifest)
-        change(content)
+        if name is None:
+            content["files"] = {}
+        else:
+            content["files"][name] = {"bytes": 0, "sha256": ""}
         manifest.write_bytes(encoded(content))
         assert "holds no checkpoint that is whole" in one_line(config, copy)
-        rows = replayed(config, checkpoints=copy)
-        assert rows.rows[0]["step"] == 0
+        assert replayed(config, checkpoints=copy).rows[0]["step"] == 0
     assert "is not used: manifest.json " in capsys.readouterr().err
 
 
@@ -164,30 +152,6 @@ ODD = st.one_of(
 )
 
 
-def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths to all parts of a JSON value."""
-    if path:
-        yield path
-    parts = (
-        content.items()
-        if isinstance(content, dict)
-        else enumerate(content)
-        if isinstance(content, list)
-        else ()
-    )
-    for key, part in parts:
-        yield from places(part, (*path, key))
-
-
-def replaced(content: Any, path: tuple[Any, ...], value: Any, *, remove: bool) -> None:
-    for key in path[:-1]:
-        content = content[key]
-    if remove:
-        del content[path[-1]]
-    else:
-        content[path[-1]] = value
-
-
 many = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -199,8 +163,8 @@ def test_any_part_of_the_json_may_be_anything(trained: tuple[RunConfig, Path], d
     with copy_of(checkpoints) as copy:
         file = copy / f"step-{STEP}" / name
         content = json_of(file)
-        path = data.draw(st.sampled_from(list(places(content))))
-        replaced(content, path, data.draw(ODD), remove=data.draw(st.booleans()))
+        path = data.draw(st.sampled_from(list(parts_of(content))))
+        replace_part(content, path, *data.draw(st.lists(ODD, max_size=1)))
         file.write_bytes(encoded(content))
         if name == "index.json":
             seal(copy / f"step-{STEP}")

@@ -3,9 +3,9 @@ other weights or another state than was saved."""
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.resumed import json_of, saving, seal
+from support.resumed import json_of, parts_of, replace_part, saving, seal
 from support.small_runs import Rows, ranks_of, small_config
 from torch import Tensor
 
@@ -84,65 +84,45 @@ class Content:
         (self._folder / "index.json").write_bytes(encoded(self.index))
         seal(self._folder)
 
+    def describe(self, key: str) -> None:
+        """Let the index say what the file holds."""
+        tensor = self.tensors[key]
+        self.index["tensors"][key] = {
+            "file": "rank-0.safetensors",
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": list(tensor.shape),
+        }
 
-def describe(content: Content, key: str) -> None:
-    """Let the index say what the file holds."""
-    tensor = content.tensors[key]
-    content.index["tensors"][key] = {
-        "file": "rank-0.safetensors",
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "shape": list(tensor.shape),
-    }
-
-
-def lost(content: Content, key: str) -> None:
-    del content.tensors[key], content.index["tensors"][key]
-
-
-def lost_from_the_file(content: Content, key: str) -> None:
-    del content.tensors[key]
-
-
-def lost_from_the_index(content: Content, key: str) -> None:
-    del content.index["tensors"][key]
-
-
-def renamed(content: Content, key: str) -> None:
-    content.tensors[f"{key}x"] = content.tensors[key]
-    describe(content, f"{key}x")
-    lost(content, key)
-
-
-def transposed(content: Content, key: str) -> None:
-    tensor = content.tensors[key]
-    flipped = tensor.ndim == 2 and tensor.shape[0] != tensor.shape[1]
-    content.tensors[key] = tensor.mT.contiguous() if flipped else tensor.unsqueeze(0)
-    describe(content, key)
-
-
-def transposed_in_the_file(content: Content, key: str) -> None:
-    content.tensors[key] = content.tensors[key].unsqueeze(0)
+    def edit(self, how: str, key: str) -> None:
+        """Edit a tensor in one of the ways of `EDITS`."""
+        tensors, listed = self.tensors, self.index["tensors"]
+        tensor = tensors[key]
+        flipped = tensor.ndim == 2 and tensor.shape[0] != tensor.shape[1]
+        match how.removesuffix(" in the file"):
+            case "lost":
+                del tensors[key]
+            case "lost from the index":
+                del listed[key]
+            case "renamed":
+                tensors[f"{key}x"] = tensors.pop(key)
+                del listed[key]
+                return self.describe(f"{key}x")
+            case "transposed":
+                tensors[key] = tensor.mT.contiguous() if flipped else tensor.unsqueeze(0)
+            case "of another type":
+                tensors[key] = tensor.double()
+            case "of another type in the index":
+                listed[key]["dtype"] = "int32"
+        if how == "lost":
+            del listed[key]
+        elif how in ("transposed", "of another type"):
+            self.describe(key)
+        return None
 
 
-def of_another_type(content: Content, key: str) -> None:
-    content.tensors[key] = content.tensors[key].double()
-    describe(content, key)
-
-
-def of_another_type_in_the_index(content: Content, key: str) -> None:
-    content.index["tensors"][key]["dtype"] = "int32"
-
-
-EDITS: list[Callable[[Content, str], None]] = [
-    lost,
-    lost_from_the_file,
-    lost_from_the_index,
-    renamed,
-    transposed,
-    transposed_in_the_file,
-    of_another_type,
-    of_another_type_in_the_index,
-]
+IN_THE_FILE = ("lost in the file", "transposed in the file", "of another type in the index")
+"""Edits that are seen when the tensor is read."""
+EDITS = ("lost", "lost from the index", "renamed", "transposed", "of another type", *IN_THE_FILE)
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
@@ -206,16 +186,14 @@ def one_of_each_kind(saved: dict[str, Tensor]) -> list[str]:
 
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.slow
-def test_an_edited_tensor_is_not_used(
-    edit: Callable[[Content, str], None], trained: Trained, tmp_path: Path
-) -> None:
+def test_an_edited_tensor_is_not_used(edit: str, trained: Trained, tmp_path: Path) -> None:
     newest = tmp_path / "both" / f"step-{STEPS[-1]}"
     shutil.copytree(trained.folder, tmp_path / "both")
     for key in one_of_each_kind(trained.saved[STEPS[-1]]):
         shutil.rmtree(newest)
         shutil.copytree(files.folder_of(trained.folder, STEPS[-1]), newest)
         content = Content(newest)
-        edit(content, key)
+        content.edit(edit, key)
         content.write()
         check_loaded(trained, tmp_path / "both")
         if key.startswith(("master/", "version/")) and edit not in IN_THE_FILE:
@@ -224,35 +202,15 @@ def test_an_edited_tensor_is_not_used(
     check_passed_over(trained, tmp_path / "both", alone=tmp_path / "alone")
 
 
-IN_THE_FILE = (lost_from_the_file, transposed_in_the_file, of_another_type_in_the_index)
-"""Edits that are seen when the tensor is read."""
-
-
 def test_state_that_the_optimizer_does_not_keep_is_refused(trained: Trained, tmp_path: Path) -> None:
     shutil.copytree(trained.folder, tmp_path / "both")
     content = Content(tmp_path / "both" / f"step-{STEPS[-1]}")
     name = next(iter(content.index["stages"][0]["parameters"]))
     content.tensors[f"optimizer/{name}/extra"] = torch.zeros(3)
-    describe(content, f"optimizer/{name}/extra")
+    content.describe(f"optimizer/{name}/extra")
     content.write()
     use_alone(tmp_path / "both", tmp_path / "alone")
     check_passed_over(trained, tmp_path / "both", alone=tmp_path / "alone")
-
-
-def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths to all parts of a JSON value, of a list its first and last."""
-    if path:
-        yield path
-    if isinstance(content, dict):
-        for key, part in content.items():
-            yield from places(part, (*path, key))
-    elif isinstance(content, list):
-        for number in sorted({0, len(content) - 1} if content else ()):
-            yield from places(content[number], (*path, number))
-
-
-def of_another_kind(value: Any) -> Any:
-    return [1] if isinstance(value, str) else "x"
 
 
 @pytest.mark.slow
@@ -264,16 +222,11 @@ def test_no_edit_of_the_index_changes_what_is_loaded(trained: Trained, tmp_path:
     some = list(original.index["tensors"].items())[::27]
     text = json.dumps(original.index)
     used = {}
-    for path in places(original.index | {"tensors": dict(some)}):
+    for path in parts_of(original.index | {"tensors": dict(some)}):
         for remove in (True, False):
             content = json.loads(text)
-            inside = content
-            for key in path[:-1]:
-                inside = inside[key]
-            if remove:
-                del inside[path[-1]]
-            else:
-                inside[path[-1]] = of_another_kind(inside[path[-1]])
+            value = functools.reduce(lambda inside, key: inside[key], path, content)
+            replace_part(content, path, *([] if remove else [[1] if isinstance(value, str) else "x"]))
             (newest / "index.json").write_bytes(encoded(content))
             seal(newest)
             step, state = trained.load(tmp_path / "both")
