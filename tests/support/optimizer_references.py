@@ -1,16 +1,15 @@
 """Reference implementation of every optimizer rule: slow, and written as the formula reads.
 
-Each function takes the initial weights of one tensor, and a gradient and a learning rate per step. It
-returns the final weights. Those that run Adam in a rotated basis also take the bases of the first step,
-because they are not unique: a matrix with more columns than rows leaves some directions undetermined, and
-their choice changes every later step. `test_rotation.py` checks the bases themselves.
+Each function takes the initial weights of one tensor, a gradient and a learning rate per step, and the rule's
+options by name. It returns the final weights. Those that run Adam in a rotated basis also take the bases of
+the first step, because they are not unique: a matrix with more columns than rows leaves some directions
+undetermined, and their choice changes every later step. `test_rotation.py` checks the bases themselves.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ Steps = Sequence[tuple[Tensor, float]]
 """Gradient and learning rate of each step."""
 
 
-def sgd(w: Tensor, steps: Steps, wd: float, *, momentum: float, nesterov: bool) -> Tensor:
+def sgd(w: Tensor, steps: Steps, wd: float, *, momentum, nesterov) -> Tensor:
     m = torch.zeros_like(w)
     for g, lr in steps:
         m = momentum * m + (1 - momentum) * g
@@ -28,7 +27,7 @@ def sgd(w: Tensor, steps: Steps, wd: float, *, momentum: float, nesterov: bool) 
     return w
 
 
-def adamw(w: Tensor, steps: Steps, wd: float, *, beta1: float, beta2: float, eps: float, **_: Any) -> Tensor:
+def adamw(w: Tensor, steps: Steps, wd: float, *, beta1, beta2, eps, **_) -> Tensor:
     m, v = torch.zeros_like(w), torch.zeros_like(w)
     for t, (g, lr) in enumerate(steps, start=1):
         m = beta1 * m + (1 - beta1) * g
@@ -37,9 +36,7 @@ def adamw(w: Tensor, steps: Steps, wd: float, *, beta1: float, beta2: float, eps
     return w
 
 
-def nadamw(
-    w: Tensor, steps: Steps, wd: float, *, beta1: float, beta2: float, eps: float, momentum_decay: float
-) -> Tensor:
+def nadamw(w: Tensor, steps: Steps, wd: float, *, beta1, beta2, eps, momentum_decay) -> Tensor:
     m, v, product = torch.zeros_like(w), torch.zeros_like(w), 1.0
     for t, (g, lr) in enumerate(steps, start=1):
         mu = beta1 * (1 - 0.5 * 0.96 ** (t * momentum_decay))
@@ -52,9 +49,7 @@ def nadamw(
     return w
 
 
-def qhadamw(
-    w: Tensor, steps: Steps, wd: float, *, beta1: float, beta2: float, eps: float, momentum_weight: float
-) -> Tensor:
+def qhadamw(w: Tensor, steps: Steps, wd: float, *, beta1, beta2, eps, momentum_weight) -> Tensor:
     m, v = torch.zeros_like(w), torch.zeros_like(w)
     for t, (g, lr) in enumerate(steps, start=1):
         m = beta1 * m + (1 - beta1) * g
@@ -64,7 +59,7 @@ def qhadamw(
     return w
 
 
-def lion(w: Tensor, steps: Steps, wd: float, *, beta1: float, beta2: float) -> Tensor:
+def lion(w: Tensor, steps: Steps, wd: float, *, beta1, beta2) -> Tensor:
     m = torch.zeros_like(w)
     for g, lr in steps:
         w = (1 - lr * wd) * w - lr * torch.sign(beta1 * m + (1 - beta1) * g)
@@ -72,9 +67,7 @@ def lion(w: Tensor, steps: Steps, wd: float, *, beta1: float, beta2: float) -> T
     return w
 
 
-def adan(
-    w: Tensor, steps: Steps, wd: float, *, beta1: float, beta2: float, beta3: float, eps: float
-) -> Tensor:
+def adan(w: Tensor, steps: Steps, wd: float, *, beta1, beta2, beta3, eps) -> Tensor:
     m, v, n, previous = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w), steps[0][0]
     for t, (g, lr) in enumerate(steps, start=1):
         d = g - previous
@@ -87,9 +80,7 @@ def adan(
     return w
 
 
-def mars(
-    w: Tensor, steps: Steps, wd: float, *, beta1: float, beta2: float, eps: float, gamma: float, **_: Any
-) -> Tensor:
+def mars(w: Tensor, steps: Steps, wd: float, *, beta1, beta2, eps, gamma, **_) -> Tensor:
     m, v, previous = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w)
     for t, (g, lr) in enumerate(steps, start=1):
         c = g + gamma * beta1 / (1 - beta1) * (g - previous)
@@ -146,17 +137,7 @@ def orthogonal(q: Tensor, iteration: str = "newton-schulz") -> Tensor:
     return x.T if q.shape[0] > q.shape[1] else x
 
 
-def muon(
-    w: Tensor,
-    steps: Steps,
-    wd: float,
-    *,
-    momentum: float,
-    nesterov: bool,
-    scale: str,
-    iteration: str,
-    **_: Any,
-) -> Tensor:
+def muon(w: Tensor, steps: Steps, wd: float, *, momentum, nesterov, scale, iteration, **_) -> Tensor:
     rows, columns = w.shape
     factor = (
         0.2 * math.sqrt(max(rows, columns)) if scale == "match-rms" else math.sqrt(max(1.0, rows / columns))
@@ -170,17 +151,7 @@ def muon(
 
 
 def normuon(
-    w: Tensor,
-    steps: Steps,
-    wd: float,
-    *,
-    momentum: float,
-    nesterov: bool,
-    row_beta2: float,
-    row_eps: float,
-    scale: str,
-    iteration: str,
-    **_: Any,
+    w: Tensor, steps: Steps, wd: float, *, momentum, nesterov, row_beta2, row_eps, scale, iteration, **_
 ) -> Tensor:
     rows, columns = w.shape
     m, v = torch.zeros_like(w), torch.zeros_like(w[:, :1])
@@ -197,15 +168,7 @@ def normuon(
 
 
 def scion_spectral(
-    w: Tensor,
-    steps: Steps,
-    wd: float,
-    *,
-    momentum: float,
-    radius: float,
-    iteration: str,
-    constrained: bool,
-    **_: Any,
+    w: Tensor, steps: Steps, wd: float, *, momentum, radius, iteration, constrained, **_
 ) -> Tensor:
     wd = 1.0 if constrained else wd
     m = torch.zeros_like(w)
@@ -215,9 +178,7 @@ def scion_spectral(
     return w
 
 
-def scion_sign(
-    w: Tensor, steps: Steps, wd: float, *, momentum: float, sign_radius: float, constrained: bool, **_: Any
-) -> Tensor:
+def scion_sign(w: Tensor, steps: Steps, wd: float, *, momentum, sign_radius, constrained, **_) -> Tensor:
     wd = 1.0 if constrained else wd
     m = torch.zeros_like(w)
     for g, lr in steps:
@@ -231,17 +192,7 @@ def sorted_power_step(symmetric: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]
     return torch.linalg.qr(symmetric @ basis[:, order]).Q, order
 
 
-def soap(
-    w: Tensor,
-    steps: Steps,
-    wd: float,
-    *,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    refresh_interval: int,
-    first_bases: tuple[Tensor, Tensor],
-) -> Tensor:
+def soap(w: Tensor, steps: Steps, wd: float, *, beta1, beta2, eps, refresh_interval, first_bases) -> Tensor:
     g = steps[0][0]
     left, right = (1 - beta2) * g @ g.T, (1 - beta2) * g.T @ g
     q_left, q_right = first_bases
@@ -266,14 +217,14 @@ def basis_rotation(
     steps: Steps,
     wd: float,
     *,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    source: str,
-    geometry: str,
-    refresh_interval: int,
-    first_bases: tuple[Tensor, Tensor],
-    **_: Any,
+    beta1,
+    beta2,
+    eps,
+    source,
+    geometry,
+    refresh_interval,
+    first_bases,
+    **_,
 ) -> Tensor:
     rows, columns = w.shape
     on_left = geometry == "bilateral" or rows < columns

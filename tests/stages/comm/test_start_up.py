@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import resource
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from stages.comm.collectives import Exchange, Group
-from stages.comm.process import connected
+from stages.comm.process import Process, connected
 from stages.comm.reduction_rounds import reduction_plan
 from stages.comm.topology import connect
 from stages.config.run_config import SiteConfig
@@ -169,3 +171,67 @@ def test_files_that_a_rank_opens_do_not_grow_with_the_number_of_ranks(tmp_path: 
     assert many.pop("last") - few.pop("last") == 4
     assert few == many
     assert all(0 < count < 20 for count in few.values())
+
+
+SIDE = 3
+"""Stages, and data ranks."""
+BOUND_SECONDS = 20.0
+"""After which an exchange that hangs raises; one that works takes milliseconds."""
+
+
+def exchange_in_all_groups(process: Process) -> list[list[float]]:
+    """The numbers of the ranks in this process's groups: pipeline and data group, of two runs."""
+    received = []
+    connections = []  # kept: a group that is closed cannot disturb the next one
+    for _ in range(2):
+        connection = connect(
+            process,
+            rank_of_stage=range(SIDE),
+            data_ranks=SIDE,
+            shape=(1,),
+            dtype=torch.float32,
+            common_step=True,
+        )
+        connections.append(connection)
+        for group in (connection.pipeline, connection.data):
+            exchange = group.all_gather(torch.tensor([float(process.rank)]))
+            exchange.wait()
+            received.append([float(number) for number in exchange.take()])
+    process.gather(None)
+    return received
+
+
+def test_each_process_uses_several_lazily_connecting_communicators(tmp_path: Path) -> None:
+    """With one gloo device for all of them the second one to be used hangs."""
+    size = SIDE**2
+
+    def run_rank(rank: int) -> list[list[float]]:
+        with connected(
+            rank=rank,
+            size=size,
+            local_rank=rank,
+            local_size=size,
+            rendezvous=tmp_path / "rendezvous",
+            site=SiteConfig(device="cpu", timeout=BOUND_SECONDS),
+        ) as process:
+            return exchange_in_all_groups(process)
+
+    with ThreadPoolExecutor(size) as pool:
+        by_rank = list(pool.map(run_rank, range(size)))
+    for rank, received in enumerate(by_rank):
+        stage, data_rank = divmod(rank, SIDE)
+        pipeline = [float(other * SIDE + data_rank) for other in range(SIDE)]
+        data = [float(stage * SIDE + other) for other in range(SIDE)]
+        assert received == [pipeline, data] * 2
+
+
+def test_a_process_may_open_as_many_files_as_the_system_lets_it(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        with connected(
+            rank=0, size=1, local_rank=0, local_size=1, rendezvous=tmp_path, site=SiteConfig(device="cpu")
+        ):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -1,4 +1,4 @@
-"""Nothing of a run stays in its process: one that trains several runs has room for each."""
+"""What a rank holds at once, and that nothing of a run stays in its process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import gc
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.operators import Operators
 from support.small_runs import Rows, small_config, with_experts
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from schedules import Op
+from stages.memory.in_flight import Moment, _largest
 from stages.trainer import replay
 
 
@@ -44,3 +48,22 @@ def test_a_run_that_is_over_has_left_no_tensor(schedule: str, experts: bool, rec
         replay(config, recorder=Rows())
     assert len(made.shapes) > 100
     assert made.living() == []
+
+
+COUNTS = st.tuples(*[st.tuples(st.integers(0, 3), st.integers(0, 3))] * 2)
+MOMENTS = st.frozensets(
+    st.builds(Moment, st.sampled_from([Op.FORWARD, Op.UPDATE]), st.integers(0, 1), COUNTS)
+)
+
+
+def _exceeds(one: Moment, other: Moment) -> bool:
+    pairs = [
+        pair for stages in zip(one.counts, other.counts, strict=True) for pair in zip(*stages, strict=True)
+    ]
+    return one != other and one[:2] == other[:2] and all(more >= less for more, less in pairs)
+
+
+@given(MOMENTS)
+def test_no_moment_is_left_out_that_no_other_exceeds(moments: frozenset[Moment]) -> None:
+    wanted = {moment for moment in moments if not any(_exceeds(other, moment) for other in moments)}
+    assert set(_largest(moments)) == wanted

@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.operators import Operators
 from support.small_runs import ranks_of, small_config
+from support.training_cases import named
 from torch import Tensor
 
 from optimizers import NAMES
@@ -33,24 +34,40 @@ def held(state: StageState) -> list[Tensor]:
     return [tensor.detach().clone() for tensor in [*tensors, *(buffer.flat for buffer in weights.gradients)]]
 
 
-@pytest.mark.parametrize("optimizer", NAMES)
-def test_it_steps_once_and_leaves_nothing_behind(optimizer: str) -> None:
-    config = small_config("2bw", stages=1, layers=2, optimizer=optimizer)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *({"optimizer": optimizer} for optimizer in NAMES),
+        {"precision": "bfloat16", "recompute": "full"},
+        {"schedule": "zero-bubble"},
+    ],
+    ids=named,
+)
+def test_it_steps_once_and_leaves_nothing_behind(case: dict[str, str]) -> None:
+    config = small_config(**{"schedule": "2bw"} | case, stages=1, layers=2)
     [rank] = ranks_of(config)
     state = rank.stages[0]
-    assert state.update.optimizer is not None
-    groups = [
-        {key: value for key, value in group.items() if key != "params"}
-        for group in state.update.optimizer.param_groups
-    ]
-    before, random = held(state), torch.get_rng_state()
+    optimizer, replica, gathering = (
+        state.update.optimizer,
+        state.weights.newest(),
+        state.weights.gradient_buffer,
+    )
+    assert optimizer is not None
+
+    def groups() -> list[dict[str, Any]]:
+        return [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
+
+    before, random = (held(state), groups()), torch.get_rng_state()
     with Called() as called:
         warm_up_ranks([rank], config, device=torch.device("cpu"))
-    assert all(map(torch.equal, held(state), before))
+    assert all(map(torch.equal, held(state), before[0]))
+    assert groups() == before[1]
     assert torch.equal(torch.get_rng_state(), random)
-    assert not state.update.optimizer.state
-    assert groups == [
-        {key: value for key, value in group.items() if key != "params"}
-        for group in state.update.optimizer.param_groups
-    ]
-    assert "_linalg_eigh" in called.names or optimizer not in ("soap", "basis-rotation")
+    assert not optimizer.state
+    assert gathering.versions == []
+    replica = state.weights.newest()
+    assert replica.pending_backwards == 0
+    # What was gathered into is what later backwards gather into.
+    views = zip(replica.parameters, gathering.views, strict=True)
+    assert all(parameter.grad is view for parameter, view in views)
+    assert "_linalg_eigh" in called.names or case.get("optimizer") not in ("soap", "basis-rotation")

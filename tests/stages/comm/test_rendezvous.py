@@ -1,7 +1,8 @@
-"""A foreign process that connects to a run's hub is refused, and the run goes on."""
+"""What ranks exchange through the hub: sealed, never unpickled, and refused to foreign processes."""
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,132 @@ import pytest
 import torch
 from support.hub_members import SECRET, Harmful, all_at_once, hub_of, members_of
 from support.privileges import network_namespace
+from torch._C._distributed_c10d import PrefixStore
 
 from stages.comm.network import LOOPBACK
 from stages.comm.process import ADDRESS_FILE, Process, connected
 from stages.comm.rendezvous import authenticated
-from stages.comm.rendezvous.authenticated import ForeignError
-from stages.comm.rendezvous.client import GoneError, Meetings, Member
+from stages.comm.rendezvous.authenticated import ForeignError, Sealer, make_secret, read_secret
+from stages.comm.rendezvous.client import GoneError, HubStore, Meetings, Member
 from stages.config.run_config import SiteConfig
+
+
+def test_messages_pass_whole_once_in_order_and_one_way() -> None:
+    def sealer(direction: bytes = b"to hub", secret: bytes = SECRET) -> Sealer:
+        return Sealer(secret, direction=direction, hub=b"h" * 32, member=b"m" * 32)
+
+    sending = sealer()
+    first, second = sending.seal({"number": 1}, b"one"), sending.seal({"number": 2}, b"two\n")
+    opening, received = sealer(), bytearray(first + second[:-1])
+    assert opening.open(received) == ({"number": 1}, b"one")
+    assert opening.open(received) is None
+    received += second[-1:]
+    assert opening.open(received) == ({"number": 2}, b"two\n")
+    with pytest.raises(ForeignError):
+        opening.open(bytearray(second))  # repeated
+    with pytest.raises(ForeignError):
+        sealer().open(bytearray(second))  # the first is left out
+    with pytest.raises(ForeignError):
+        sealer(b"from hub").open(bytearray(first))  # turned back
+    with pytest.raises(ForeignError):
+        sealer(secret=b"x" * 32).open(bytearray(first))
+    for place in range(4, len(first)):
+        changed = bytearray(first)
+        changed[place] ^= 1
+        with pytest.raises(ForeignError):
+            sealer().open(changed)
+
+
+def test_a_secret_is_its_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        secret = make_secret(tmp_path / "met")
+    finally:
+        os.umask(before)
+    file = tmp_path / "met" / "secret"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert read_secret(tmp_path / "met") == secret
+    assert make_secret(tmp_path / "met") != secret
+    file.chmod(0o640)
+    with pytest.raises(PermissionError, match="readable by its owner alone, and has mode 640"):
+        read_secret(tmp_path / "met")
+    (tmp_path / "elsewhere").write_text("00")
+    file.unlink()
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"):
+        read_secret(tmp_path / "met")
+
+
+def test_what_ranks_tell_each_other() -> None:
+    with hub_of(3) as hub, members_of(hub, 3) as members:
+        meetings = [Meetings(member, "m", seconds=60) for member in members]
+        to_one = all_at_once(*(lambda m=m, r=r: m.gather([r, 0.1], to=1) for r, m in enumerate(meetings)))
+        assert to_one == [[], [[0, 0.1], [1, 0.1], [2, 0.1]], []]
+        brought = [(None, "b0"), ("a1", "b1"), ("a2", None)]
+        first = all_at_once(*(lambda m=m, b=b: m.first(*b) for m, b in zip(meetings, brought, strict=True)))
+        assert first == [["a1", "b0"]] * 3
+
+
+def test_a_rank_that_is_gone_or_late_is_named() -> None:
+    with hub_of(3) as hub, members_of(hub, 2) as members:
+        one, other = (Meetings(member, "m", seconds=60) for member in members)
+        with pytest.raises(GoneError, match=r"waited too long for rank 1, 2"):
+            one.gather(0, seconds=0.05)
+        last = Member(LOOPBACK, hub.port, rank=2, secret=SECRET, timeout=30)
+        waiting = ThreadPoolExecutor(1).submit(other.first, None)
+        last.close(failure="ValueError: no more of it")
+        with pytest.raises(GoneError, match="rank 2 failed: ValueError: no more of it"):
+            waiting.result(timeout=60)
+        with pytest.raises(GoneError, match="rank 2 failed: ValueError: no more of it"):
+            one.gather(0)
+
+
+def test_the_hub_keeps_torchs_values() -> None:
+    with hub_of(2) as hub, members_of(hub, 2) as members:
+        one, other = (HubStore(member, timeout=timedelta(seconds=60)) for member in members)
+        waiting = ThreadPoolExecutor(1).submit(other.get, "address")
+        one.set("address", bytes(range(256)))
+        assert waiting.result(timeout=60) == bytes(range(256))
+        assert (one.add("count", 2), other.add("count", 3)) == (2, 5)
+        one.append("address", b"!")
+        assert other.multi_get(["address", "count"]) == [bytes(range(256)) + b"!", b"5"]
+        assert one.check(["count"])
+        assert not one.check(["count", "missing"])
+        assert one.compare_set("new", "", "a") == b"a"
+        assert one.compare_set("new", "b", "c") == b"a"
+        assert one.compare_set("new", "a", "c") == other.get("new") == b"c"
+        # Called from C++, as a prefix of it does.
+        prefixed = PrefixStore("of a group", one)
+        prefixed.set("key", "value")
+        assert prefixed.num_keys() == one.num_keys() == 4
+        assert prefixed.delete_key("key")
+        assert not one.delete_key("key")
+        prefixed.set("again", "value")
+        assert prefixed.clone().get("again") == b"value"
+        with pytest.raises(GoneError, match="did not connect within"):
+            other.wait(["missing"], timedelta(seconds=0.05))
+
+
+def test_nothing_that_a_member_sends_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even of a process that knows the secret."""
+    monkeypatch.chdir(tmp_path)
+    with hub_of(2) as hub, members_of(hub, 2) as members:
+        header = {"do": "gather", "name": "m 0", "to": None, "seconds": 60}
+        odd = ThreadPoolExecutor(1).submit(members[1].ask, header, pickle.dumps(Harmful()), timeout=60)
+        with pytest.raises(UnicodeDecodeError):
+            Meetings(members[0], "m", seconds=60).gather(0)
+        odd.result(timeout=60)
+    assert not Path("harm-was-done").exists()
+
+
+def test_a_hub_closes_whose_thread_has_seen_the_end_before_it_is_woken() -> None:
+    """A message that comes in that moment wakes the thread, too."""
+    with hub_of(1) as hub, members_of(hub, 1) as members:
+        hub._closing = True
+        with pytest.raises(GoneError):
+            HubStore(members[0], timeout=timedelta(seconds=60)).get("any")
+        hub._thread.join()
+
 
 ATTACKS = {
     "a pickle at once": pickle.dumps(Harmful()),

@@ -1,10 +1,15 @@
-"""What cannot be built is refused with what would be accepted."""
+"""What a schedule declares is what its programs show; what cannot be built is refused with what could."""
 
 from __future__ import annotations
 
+import pkgutil
+import subprocess
+import sys
+
 import pytest
 
-from schedules import ScheduleError, build, is_synchronous, smallest_delay
+import schedules
+from schedules import FAMILY, NAMES, ScheduleError, analyze, build, is_synchronous, smallest_delay
 
 
 @pytest.mark.parametrize(
@@ -73,3 +78,45 @@ def test_synchronous_schedules_are_known_by_name():
 
 def test_an_interval_of_all_microbatches_may_be_spelled_out():
     assert build("1f1b", stages=2, microbatches=4, steps=1, update_interval=4).update_interval == 4
+
+
+STAGES, MICROBATCHES = 3, 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_declared_facts_are_those_of_the_program(name: str) -> None:
+    schedule = FAMILY[name]
+    program = build(name, stages=STAGES, microbatches=MICROBATCHES, steps=3)
+    assert analyze(program).synchronous == schedule.synchronous
+    assert program.updates_together == schedule.updates_together
+    assert ("update_interval" in schedule.options) == (not schedule.updates_together)
+    assert program.num_stages == STAGES * schedule.stages_per_rank
+    default = schedule.default_interval or (lambda microbatches: microbatches)
+    assert program.update_interval == default(MICROBATCHES)
+    assert ("delay" in schedule.options) == (schedule.lead is not None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bounded_activations_do_not_grow_with_the_microbatches(name: str) -> None:
+    few, many = (
+        analyze(build(name, stages=STAGES, microbatches=count, steps=3)).rank_activations
+        for count in (2 * STAGES, 4 * STAGES)
+    )
+    assert (few == many) == FAMILY[name].bounded_activations
+
+
+@pytest.mark.parametrize(("name", "split"), [("zero-bubble", True), ("zb-v", True), ("1f1b", False)])
+def test_a_program_knows_whether_it_splits_backwards(name: str, split: bool) -> None:
+    assert build(name, stages=2, microbatches=4, steps=1).split_backward == split
+
+
+def test_no_module_imports_torch_numpy_matplotlib_or_another_package_of_ours():
+    modules = [module.name for module in pkgutil.walk_packages(schedules.__path__, "schedules.")]
+    assert "schedules.io.torch_lists" in modules
+    code = (
+        f"import sys, {', '.join(modules)}\n"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'stages', 'optimizers', 'asyncpp_cli'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
