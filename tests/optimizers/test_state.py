@@ -120,11 +120,7 @@ def test_memory_is_what_the_list_says(name: str, correction: str) -> None:
         *((name, {}, method.matrix_state) for name, method in optimizers.METHODS.items()),
         ("basis-rotation", {"source": "first-moment"}, "2 rows columns + rows^2 + columns^2"),
         ("basis-rotation", {"geometry": "unilateral"}, "2 rows columns + 2 rows^2"),
-        (
-            "basis-rotation",
-            {"source": "first-moment", "geometry": "unilateral"},
-            "2 rows columns + rows^2",
-        ),
+        ("basis-rotation", {"source": "first-moment", "geometry": "unilateral"}, "2 rows columns + rows^2"),
     ],
 )
 def test_memory_of_a_matrix_follows_its_formula(name: str, options: dict[str, str], formula: str) -> None:

@@ -221,12 +221,7 @@ def test_mismatch_of_paci_v_is_that_of_the_formula(ranks: int, interval: int, ti
     microbatches = interval * times
     steps = 3 + 4 * ranks // microbatches
     program = build(
-        "paci-v",
-        stages=ranks,
-        microbatches=microbatches,
-        steps=steps,
-        update_interval=interval,
-        ahead=ahead,
+        "paci-v", stages=ranks, microbatches=microbatches, steps=steps, update_interval=interval, ahead=ahead
     )
     verify(program)
     analysis = analyze(program)

@@ -71,10 +71,7 @@ def test_zero_bubble_needs_as_many_microbatches_as_stages_for_that():
 
 @SOME
 @given(
-    st.sampled_from(ASYNCHRONOUS),
-    STAGES,
-    MICROBATCHES,
-    st.sampled_from([(1.0, 2.0), (1.0, 1.0), (2.0, 3.0)]),
+    st.sampled_from(ASYNCHRONOUS), STAGES, MICROBATCHES, st.sampled_from([(1.0, 2.0), (1.0, 1.0), (2.0, 3.0)])
 )
 @pytest.mark.slow
 def test_unflushed_schedules_have_no_bubble(name, p, m, times):

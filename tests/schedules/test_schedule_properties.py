@@ -57,11 +57,7 @@ def test_the_search_for_deadlocks_agrees_with_the_simple_executor_at_every_room(
 
 @pytest.mark.parametrize(
     ("name", "options", "needed"),
-    [
-        ("2bw", {}, 8),
-        ("looped-bfs", {"chunks": 2}, 20),
-        ("gpipe", {"shard_head": True}, 37),
-    ],
+    [("2bw", {}, 8), ("looped-bfs", {"chunks": 2}, 20), ("gpipe", {"shard_head": True}, 37)],
 )
 def test_a_program_gets_as_many_sends_in_flight_as_it_needs(name, options, needed):
     program = build(name, stages=2, microbatches=40, steps=2, **options)

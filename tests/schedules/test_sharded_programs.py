@@ -177,10 +177,7 @@ UNFLUSHED = build("2bw", stages=4, microbatches=4, steps=3, shard_head=True, tie
     [
         (changed("3E2@1", "3E2@0", of=TIED), "3E2@0 must read version 1, as stage 0 does"),
         (changed("3E2@1", None, of=TIED), "there is no look-up 3E2@1 before it"),
-        (
-            changed("3G3@1", None, of=TIED),
-            "3U2 comes between the two parts of the gradient of",
-        ),
+        (changed("3G3@1", None, of=TIED), "3U2 comes between the two parts of the gradient of"),
         (changed("3E2@1", "3E1@1", of=TIED), "stage 3 embeds micro-batch 1 twice"),
         (moved("4G4@0", before="4U1", of=UNFLUSHED), "4G4@0 adds to the gradient of update 1, which is not"),
         (moved("4U1", before="4U2", of=UNFLUSHED), "4T8@1 belongs to update 3, and the newest version"),

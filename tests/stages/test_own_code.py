@@ -418,10 +418,7 @@ def test_sweep_and_plan_take_an_optimizer_and_refuse_mistakes_in_one_line() -> N
             "optimizer.name: bad_optimizers:Listing keeps history",
         ),
         ((*sweep, "optimizer.options=3"), "optimizer.options: takes one option by name"),
-        (
-            (*plan, "optimizer=bad_optimizers:Failing"),
-            "nano: optimizer.name: bad_optimizers:Failing fails",
-        ),
+        ((*plan, "optimizer=bad_optimizers:Failing"), "nano: optimizer.name: bad_optimizers:Failing fails"),
     ):
         refused = asyncpp(*words)
         assert (refused.code, refused.errors.count("\n")) == (2, 1)

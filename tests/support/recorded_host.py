@@ -15,16 +15,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from support.host_events import (
-    UPDATES,
-    At,
-    Begin,
-    DeviceWait,
-    Event,
-    HostWait,
-    Recording,
-    Wait,
-)
+from support.host_events import UPDATES, At, Begin, DeviceWait, Event, HostWait, Recording, Wait
 from support.recorded_process import RecordedProcess, RecordedStreams, RecordedUses
 from support.small_runs import Rows, ranks_with, replayed
 from support.stream_model import unordered

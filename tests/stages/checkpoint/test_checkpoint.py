@@ -61,10 +61,7 @@ def saved(finished: Saved, tmp_path: Path) -> Saved:
 @pytest.mark.parametrize("harm", [flip, cut_short, Path.unlink])
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(
-    name: str,
-    harm: Any,
-    saved: Saved,
-    capsys: pytest.CaptureFixture[str],
+    name: str, harm: Any, saved: Saved, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, folder, whole = saved
     harm(folder / "step-4" / name)
@@ -103,10 +100,7 @@ class Harmful:
 
 @pytest.mark.parametrize("name", ["index.json", "rank-0.safetensors"])
 def test_a_checkpoint_is_data(
-    name: str,
-    saved: Saved,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that would run code where it is unpickled is refused, with a manifest that matches it."""
     config, folder, _ = saved

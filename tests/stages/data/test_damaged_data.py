@@ -206,7 +206,7 @@ def test_data_that_changes_while_a_run_trains_ends_the_run_by_name(
         write_nanogpt(tmp_path / file, rng.integers(1, 256, 3000).tolist())
     (tmp_path / "sets").mkdir()
     (tmp_path / "other.bin").rename(tmp_path / "sets" / "other.bin")
-    config = small_config("1f1b", text=tmp_path, stages=1, steps=4, eval_interval=2)
+    config = small_config("1f1b", text=tmp_path, stages=1, eval_interval=2)
     config.data.validation = {"other": str(tmp_path / "sets")}
     file = tmp_path / ("sets" if name == "other.bin" else "") / name
     before = replay(config, recorder=Rows()).weights

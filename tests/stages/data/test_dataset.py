@@ -117,7 +117,7 @@ def test_batches_are_a_function_of_seed_and_step_however_they_are_asked_for() ->
 
 
 def test_batches_of_all_data_parallel_ranks_differ_and_come_from_the_text() -> None:
-    config = small_config(microbatches=2)
+    config = small_config()
     corpus = prepare(config.data)
     train = text_of(corpus, "train").encode()
     seen = []

@@ -320,7 +320,7 @@ def test_memory_of_stages_that_begin_and_end_within_a_block(
 
 @pytest.mark.parametrize("schedule", ["2bw", "2bw-v"])
 def test_a_gpu_has_a_second_gradient_buffer_where_backwards_overtake_the_verdict(schedule: str) -> None:
-    config = small_config(schedule, stages=1, microbatches=4, steps=4, eval_interval=9)
+    config = small_config(schedule, stages=1, microbatches=4, eval_interval=9)
     on_cpu = planned(config)
     config.site.device = "cuda"
     on_gpu = estimate(config, COSTS, limit_gb=None)

@@ -158,14 +158,7 @@ def test_a_run_in_chunks_is_that_of_one_process_with_whole_logits(
     schedule: str, stages: int, split: bool, tied: bool, delay: int, small_chunks: None
 ) -> None:
     config = small_config(
-        schedule,
-        stages=stages,
-        split=split,
-        microbatches=4,
-        layers=4,
-        steps=4,
-        precision="float64",
-        clip_norm=0.5,
+        schedule, stages=stages, split=split, microbatches=4, layers=4, precision="float64", clip_norm=0.5
     )
     config.model.tied = tied
     assert head_chunk_rows(config) == 8

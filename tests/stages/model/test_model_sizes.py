@@ -34,12 +34,7 @@ SIZES = {
     "2b-moe": 1_991_679_232,
     "10b-moe": 10_275_627_008,
 }
-ACTIVE = {
-    "nano-moe": 861_312,
-    "1b-7b-moe": 1_281_955_840,
-    "2b-moe": 406_232_320,
-    "10b-moe": 1_819_910_144,
-}
+ACTIVE = {"nano-moe": 861_312, "1b-7b-moe": 1_281_955_840, "2b-moe": 406_232_320, "10b-moe": 1_819_910_144}
 """Parameters that a token meets, where these are not all."""
 
 

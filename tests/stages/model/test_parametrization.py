@@ -151,7 +151,7 @@ def test_coordinates_of_the_other_optimizers(optimizer: str, options: dict[str, 
 @pytest.mark.slow
 def test_what_a_block_adds_does_not_grow_with_the_depth() -> None:
     """Of the residual stream behind the last block, whose changes add up over up to eight times as many."""
-    config = small_config("1f1b", optimizer="adamw", lr=4e-3)
+    config = small_config("1f1b", lr=4e-3)
     ends: dict[str, list[float]] = {"standard": [], "mup": []}
     for parametrization, sizes in ends.items():
         for layers in (2, 4, 8, 16):

@@ -215,7 +215,7 @@ def cut_within_blocks(halves: list[int], *, rank_of_stage: tuple[int, ...], head
 
 def test_the_v_is_cut_so_that_ranks_are_equally_fast() -> None:
     """By stages, the best cut is 3, 3, 1, 1: a head of two blocks and the embedding are on rank 0."""
-    config = small_config("2bw-v", stages=2, layers=8)
+    config = small_config("2bw-v", layers=8)
     spec = describe(replace(config.model, vocab_size=1))
     per_word = spec.head.forward_multiply_adds(context=12)
     config.model.vocab_size = round(2 * spec.blocks[0].forward_multiply_adds(context=12) / per_word)

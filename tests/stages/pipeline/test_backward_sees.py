@@ -185,9 +185,7 @@ def test_compiled_runs_have_the_losses_of_plain_ones_and_resume_to_the_same_bits
     def run(
         *, steps: int = 6, compile: bool = True, folder: str | None = None
     ) -> tuple[list[float], str | None]:
-        config = small_config(
-            "2bw", steps=6, eval_interval=3, coefficient=1.0, recompute=recompute, compile=compile
-        )
+        config = small_config("2bw", steps=6, coefficient=1.0, recompute=recompute, compile=compile)
         rows = Rows()
         told = lambda: len(rows.of_kind("step")) >= steps  # noqa: E731
         result = replay(

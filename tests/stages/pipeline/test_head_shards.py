@@ -5,11 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.single_process import (
-    check_close,
-    delayed_training,
-    joined,
-)
+from support.single_process import check_close, delayed_training, joined
 from support.small_runs import Rows, small_config
 from torch import Tensor
 

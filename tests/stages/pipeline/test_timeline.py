@@ -33,7 +33,6 @@ def runs() -> list[RunConfig]:
     return [
         small_config(
             schedule,
-            stages=2,
             microbatches=MICROBATCHES,
             layers=4,
             steps=TRAINED,

@@ -170,10 +170,7 @@ def test_compiled_blocks_are_rehearsed(schedule: str, settings: dict[str, Any], 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "schedule", "split", "recompute"),
-    [
-        ("10b-moe", "2bw", False, "none"),
-        ("7b", "2bw-v", True, "selective"),
-    ],
+    [("10b-moe", "2bw", False, "none"), ("7b", "2bw-v", True, "selective")],
 )
 def test_a_compiled_rank_at_full_width_takes_no_more_than_planned(
     model: str, schedule: str, split: bool, recompute: str

@@ -71,9 +71,7 @@ def test_stages_that_update_on_their_own_skip_on_all_their_data_ranks(
 def test_a_run_that_skips_too_often_ends_with_the_reason(
     schedule: str, clip: str, words: str, last: int, data: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = small_config(
-        schedule, data=data, layers=2, clip=clip, steps=20, eval_interval=10, microbatches=2
-    )
+    config = small_config(schedule, data=data, layers=2, clip=clip, steps=20, eval_interval=10)
     config.train.max_skipped = 4
     spoil_gradients(monkeypatch, when=lambda weights: newest_version(weights) >= 2, data_rank=data - 1)
     rows = Rows()
@@ -109,7 +107,7 @@ def test_weights_that_are_not_finite_are_named(
     schedule: str, clip: str, data: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the gradient, which is not finite because of them. Stage 0 is skipped first, or only."""
-    config = small_config(schedule, data=data, layers=2, clip=clip, steps=20, microbatches=2)
+    config = small_config(schedule, data=data, layers=2, clip=clip, steps=20)
     config.train.max_skipped = 3
     apply = StageUpdate.apply
 

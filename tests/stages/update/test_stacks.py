@@ -101,8 +101,7 @@ def test_a_run_resumes_with_other_owners_of_its_stacks(tmp_path: Path) -> None:
 
 SHAPES = st.lists(
     st.one_of(
-        st.tuples(st.integers(1, 300)),
-        st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)),
+        st.tuples(st.integers(1, 300)), st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
     ),
     min_size=1,
     max_size=12,

@@ -284,9 +284,7 @@ def test_a_flush_loses_what_cannot_be_hidden(monkeypatch: pytest.MonkeyPatch) ->
     """As `left_to_hide` in benchmarks/sleeping_stage.py has it; but the embedding is whole last, and so large
     that it takes longer than a layer would."""
     layers, steps = 8, 3
-    config = small_config(
-        "1f1b", stages=2, layers=2 * layers, data=2, microbatches=2, steps=steps, eval_interval=9
-    )
+    config = small_config("1f1b", layers=2 * layers, data=2, steps=steps, eval_interval=9)
     config.model.width, config.model.mlp_width = 48, 80
     with monkeypatch.context() as patch:
         patch.setattr(stages.comm.reduction_rounds, "LEAST_PIECE", 1)
