@@ -47,10 +47,7 @@ RATE = 0.25
 
 def mixture(schedule: str, *, stages: int = 2, **changed: Any) -> RunConfig:
     """A run with experts in all blocks but the first."""
-    options = (SCHEDULES | TWO_STAGES_A_RANK)[schedule]
-    per_rank = 2 if schedule in TWO_STAGES_A_RANK else options.get("chunks", 1)
-    layers = max(4, stages * per_rank)
-    given = {"microbatches": 2 * stages, "layers": layers, "data": 2} | options | changed
+    given = {"microbatches": 2 * stages, "data": 2} | (SCHEDULES | TWO_STAGES_A_RANK)[schedule] | changed
     config = small_config(schedule, stages=stages, **given)
     return with_experts(config, dense_layers=1, balance_rate=RATE)
 
