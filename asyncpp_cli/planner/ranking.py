@@ -70,13 +70,14 @@ def best_first(
         configs: the layouts.
         costs: of the model's parts.
         limit_gb: memory of a GPU, 10^9 bytes.
-        wanted: asked just before a layout is estimated, which is left out if it is not wanted.
+        wanted: asked before each closer look at a layout, which is left out if it is not wanted.
         fitting_only: end before the first layout that does not fit.
     """
     # Of each layout: whether it exceeds the memory; seconds, at least; delay; memory; number.
     queue: list[tuple[bool, float, int, _Memory, int]] = []
     known: dict[int, Estimate] = {}
-    places = [_places(config, costs, limit_gb=limit_gb, wanted=wanted) for config in configs]
+    numbered = list(configs)
+    places = [_places(config, costs, limit_gb=limit_gb) for config in numbered]
 
     def look_closer(number: int) -> None:
         for exceeds, seconds, layout in islice(places[number], 1):
@@ -93,26 +94,24 @@ def best_first(
             return
         if number in known:
             yield known.pop(number)
-        else:
+        elif wanted(numbered[number]):
             look_closer(number)
 
 
 def _places(
-    config: RunConfig, costs: CostModel, *, limit_gb: float, wanted: Callable[[RunConfig], bool]
+    config: RunConfig, costs: CostModel, *, limit_gb: float
 ) -> Iterator[tuple[bool, float, Estimate | None]]:
     """Where a layout comes: whether it exceeds the memory, and its seconds. First bounds, each closer than
-    the one before it, and taking longer to compute; then its estimate. It ends early if that is unwanted."""
+    the one before it, and taking longer to compute; then its estimate."""
     least = _MARGIN * least_seconds(config, costs)
     yield False, least, None
     try:
-        if not _possible(config) or not wanted(config):
+        if not _possible(config):
             return
         held = most_blocks(config, limit_gb=limit_gb)
         later = _MARGIN * least_seconds(config, costs, in_flight=in_flight(config), most_blocks=held)
         if sum(held) >= config.model.layers and later < inf:
             yield False, max(least, later), None
-            if not wanted(config):
-                return
             # A cut that memory forces may be faster: what is slower is the rank with most work.
             times = times_if_all_fits(config, costs)
             timed: dict[tuple[float, ...], StepTime] = {}
@@ -120,8 +119,6 @@ def _places(
                 bounds = {cut: least_with_times(config, each) for cut, each in times.items()}
                 least = max(least, _MARGIN * min(bounds.values()))
                 yield False, max(least, later), None
-                if not wanted(config):
-                    return
                 fastest = inf
                 for cut in sorted(bounds, key=bounds.__getitem__):
                     if bounds[cut] < fastest:
@@ -129,8 +126,6 @@ def _places(
                         fastest = min(fastest, timed[cut].seconds)
                 least = max(least, _MARGIN * fastest)
                 yield False, max(least, later), None
-                if not wanted(config):
-                    return
             layout = fitting(config, costs, limit_gb=limit_gb, timed=timed)
             if layout is not None:
                 yield layout.exceeds(limit_gb), layout.step.seconds, layout
