@@ -77,8 +77,11 @@ def submit_missing(
     *,
     only: Collection[str] | None = None,
     cancelled: Container[str] = (),
-) -> int:
-    """Submit the runs that are neither done, nor running, nor queued; returns how many.
+) -> set[str]:
+    """Submit the runs that are neither done, nor running, nor queued.
+
+    Returns:
+        Ids of those that exceed the site's `submit_limit`, and wait for room.
 
     Args:
         experiment: the experiment.
@@ -102,16 +105,16 @@ def submit_missing(
         free = free_jobs(site)
         max_array_size = slurm.cluster().max_array_size
         planned = plan_arrays(runs, site, options, max_array_size=max_array_size, free_jobs=free)
-        left = len(runs) - sum(len(array.runs) for array in planned)
+        left = {run.id for run in runs} - {each.run.id for array in planned for each in array.runs}
         if not planned:
-            _say_nothing_to_do(experiment, run_statuses, left=left, site=site)
+            _say_nothing_to_do(experiment, run_statuses, left=len(left), site=site)
             for note in () if options.wait else hold_notes(run_statuses):
                 say(note)
-            return 0
+            return left
         live = {run_status.job_id.partition("_")[0] for run_status in run_statuses if run_status.has_job}
         submission = submit(experiment, site, planned, options, live=sorted(live))
-    _say_submitted(experiment, submission, planned, left=left, site=site)
-    return sum(len(array.runs) for array in planned)
+    _say_submitted(experiment, submission, planned, left=len(left), site=site)
+    return left
 
 
 def _say_nothing_to_do(
@@ -164,12 +167,25 @@ def _say_next_commands(experiment: Experiment) -> None:
 
 
 def follow(
-    experiment: Experiment, site: Site, options: LaunchOptions, *, cancelled: Container[str] = ()
+    experiment: Experiment,
+    site: Site,
+    options: LaunchOptions,
+    *,
+    left: Collection[str],
+    cancelled: Container[str] = (),
 ) -> int:
     """Show the runs' progress until SLURM has no more jobs of them; returns the command's exit code.
 
-    Ending it does not affect the jobs. With a `submit_limit`, further runs are submitted as jobs end.
+    Ending it does not affect the jobs.
+
+    Args:
+        experiment: the experiment.
+        site: site profile.
+        options: options of the launch.
+        left: ids of runs that exceeded the `submit_limit`: they are submitted as jobs end.
+        cancelled: ids of runs not to submit.
     """
+    left = set(left)
     polls_without_job: Counter[str] = Counter()
     warned = False
     said: set[str] = set()
@@ -193,27 +209,23 @@ def follow(
                 polls_without_job[run_status.run.id] += 1
                 if run_status.is_live:
                     polls_without_job[run_status.run.id] = 0
+                    left.discard(run_status.run.id)  # by another launch
             open_runs = [
                 run_status
                 for run_status in run_statuses
                 if not is_done(run_status.status, until=options.pauses.get(run_status.run.id))
             ]
             if all(polls_without_job[run_status.run.id] >= _POLLS_WITHOUT_JOB for run_status in open_runs):
-                unsubmitted = [run_status.run.id for run_status in open_runs if _is_unsubmitted(run_status)]
-                # A job that is still ending, of a completed run, counts for the submit limit.
-                no_room = unsubmitted and any(run_status.has_job for run_status in run_statuses)
-                if not no_room and not (
-                    unsubmitted
-                    and submit_missing(experiment, site, options, only=unsubmitted, cancelled=cancelled)
-                ):
+                if not left:
                     break
+                # A job that is still ending, of a completed run, counts for the submit limit.
+                if not any(run_status.has_job for run_status in run_statuses):
+                    waiting = left
+                    left = submit_missing(experiment, site, options, only=waiting, cancelled=cancelled)
+                    if left == waiting:
+                        break
             time.sleep(_POLL_SECONDS)
     completed = len(run_statuses) - len(open_runs)
     done = "completed or paused" if options.pauses else "completed"
     say(f"{completed} of {len(run_statuses)} runs {done} in {experiment.folder}")
     return 0 if not open_runs else 1
-
-
-def _is_unsubmitted(run_status: RunStatus) -> bool:
-    """Whether it was never submitted, because of the submit limit."""
-    return not run_status.site and run_status.status.state == State.PENDING

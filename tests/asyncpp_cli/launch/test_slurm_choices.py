@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_fields
 from support.attempts import claimed, submitted
 from support.cluster_runs import HABITS
-from support.command_line import refusal, succeeded
+from support.command_line import asyncpp, refusal, succeeded
 from support.files import edit
 from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.doctor import job
 from asyncpp_cli.doctor.cluster import submission_check
+from asyncpp_cli.launch import cluster
 from asyncpp_cli.launch.common import bad_nodes
 from asyncpp_cli.launch.common.arrays import (
     ArrayManifest,
@@ -42,7 +43,7 @@ from asyncpp_cli.sites.profile import find_site
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import JobPhase, phase_of
 from asyncpp_cli.slurm.run_status import SlurmQueue
-from asyncpp_cli.slurm.submissions import new_folder
+from asyncpp_cli.slurm.submissions import new_folder, read_submissions
 from stages.liveness.stop_signal import RESUMABLE
 
 
@@ -173,6 +174,35 @@ def test_a_job_that_began_after_the_queue_was_read_goes_on_whatever_its_nodes_cl
     attempt.record_start(0, elsewhere)
     edit(attempt.file(Claimed), by=asdict(elsewhere), claimed=time.time() + node)
     assert queue.run_status(run, with_accounting=False).status.state == State.RUNNING
+    slurm.cluster.cache_clear()
+
+
+def test_a_failed_run_is_submitted_as_soon_as_slurm_has_let_go_of_the_last_job(
+    commands: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `submit_limit: 1` a job that is still ending leaves no room when the command begins."""
+    monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
+    site = commands / "site.yaml"
+    site.write_text("time: '60'\nnetwork_interface: lo\nsubmit_limit: 1\n")
+    made = ExperimentFolder(commands / "experiment")
+    good = made.add(settings("1f1b", "muon"))
+    failing = made.add(settings("2bw", "muon"), status=Status(state=State.FAILED))
+    made.add(settings("2bw", "adamw"), status=Status(state=State.PENDING))
+    experiment = open_experiment(made.folder)
+    submitted(experiment, a=(good.id, failing.id))
+    slurm.cluster.cache_clear()
+    script(commands / "scontrol", 'echo "ClusterName = c"')
+    # At its fifth answer SLURM has let go of the job.
+    ending, asked = "7|0|7|COMPLETING|n1|a|None", commands / "asked"
+    script(commands / "squeue", f"echo >> {asked}", f"test $(wc -l < {asked}) -ge 5 || echo '{ending}'")
+    trains = f"cp {good.status_file} {failing.status_file}"
+    script(commands / "sbatch", trains, "echo Submitted batch job 8")
+    ended = asyncpp("launch", made.folder, "--failed", "--replay", "--site", site, "--wait")
+    assert "1 exceed" in ended.errors
+    assert "2 of 3 runs completed" in ended.errors
+    # And not the run that was not chosen.
+    (submission,) = (each for each in read_submissions(experiment).all if each.site != "s")
+    assert [array.runs for array in submission.arrays] == [(failing.id,)]
     slurm.cluster.cache_clear()
 
 
