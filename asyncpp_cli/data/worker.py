@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from typing import IO, Any, Self
 import numpy as np
 
 from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.worker import exit_with_parent
 from asyncpp_cli.data.documents import Document, documents, is_held_out
 from asyncpp_cli.data.parts import InputPart
 from asyncpp_cli.data.tokenizers import BATCH, Bytes, Library, Tokenizer
@@ -181,14 +180,7 @@ def start_worker(
     os.environ["POLARS_MAX_THREADS"] = "1"
     _worker_state["settings"], _worker_state["out"] = settings, out
     _worker_state["tokenizer"] = Bytes() if tokenizer is None else Library(tokenizer, name=name, end=end)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
-
-
-def _exit_with_parent(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
+    exit_with_parent()
 
 
 def tokenize_in_worker(part: InputPart) -> PartRecord:

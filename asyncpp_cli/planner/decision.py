@@ -13,6 +13,7 @@ from signal import SIG_IGN, SIGINT, signal
 import schedules
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.progress import shown
+from asyncpp_cli.base.worker import exit_with_parent
 from asyncpp_cli.planner.estimate import Estimate, losses
 from asyncpp_cli.planner.fsdp import Sharded, best_sharded
 from asyncpp_cli.planner.layouts import CONSIDERED, layouts
@@ -149,8 +150,7 @@ def decision_map(
         advance = opened.enter_context(shown("comparing layouts", total=len(counts)))
         planned: Iterator[tuple[list[Point], UserError | None]] = map(points_of, counts)
         if min(processes, len(counts)) > 1:
-            # Ctrl-C is this process's alone, which then ends the others.
-            pool = get_context("spawn").Pool(min(processes, len(counts)), signal, (SIGINT, SIG_IGN))
+            pool = get_context("spawn").Pool(min(processes, len(counts)), _start_worker)
             # The most GPUs take longest.
             planned = opened.enter_context(pool).imap(points_of, reversed(counts))
         for of_count, refused in planned:
@@ -160,6 +160,12 @@ def decision_map(
     if refusal is not None and not any(point.fastest for point in points):
         raise refusal
     return sorted(points, key=lambda point: (point.tokens_per_step, point.gpus))
+
+
+def _start_worker() -> None:
+    # Ctrl-C is the parent's alone, which then ends the others.
+    signal(SIGINT, SIG_IGN)
+    exit_with_parent()
 
 
 def _points(

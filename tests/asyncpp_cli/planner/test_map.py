@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import random
 import re
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, succeeded
+from support.launches import started_process, wait_for
 
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.devices import find_device
@@ -114,6 +117,29 @@ def test_several_processes_plan_the_same_map() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are read from Linux's /proc")
+def test_processes_end_with_a_map_that_is_killed() -> None:
+    command = [sys.executable, "-m", "asyncpp_cli", "plan", "7b", "--gpus", "64", "--map", "--json"]
+    with started_process(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as planning:
+        children = Path(f"/proc/{planning.pid}/task/{planning.pid}/children")
+        # They plan; one that is still starting ends by itself.
+        wait_for(lambda: any(_ticks(child) > 200 for child in children.read_text().split()), seconds=600)
+        workers = children.read_text().split()
+        planning.kill()
+        planning.wait()
+    wait_for(lambda: all(_ticks(worker) == 0 for worker in workers), seconds=60)
+
+
+def _ticks(process: str) -> int:
+    """Processor time of a process, hundredths of a second; 0 if it has ended."""
+    try:
+        state, *fields = Path("/proc", process, "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if state == "Z" else int(fields[10]) + int(fields[11])
+
+
 def test_the_command_prints_draws_and_writes(tmp_path: Path) -> None:
     command = (
         "plan",
