@@ -64,11 +64,12 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
     replicas = (
         f" x {values('data_parallel')} data-parallel" if known["data_parallel"] not in ([], [1]) else ""
     )
+    stages = "stage" if known["stages"] == [1] else "stages"
     several = "" if known["microbatches"] == [1] else "es"
     active = known["active_parameters"] not in ([], known["parameters"])
     parameters = f"{values('parameters')} parameters" + f" ({values('active_parameters')} active)" * active
     geometry = (
-        f"Conditions: {values('stages')} stages{replicas}; {values('microbatches')} micro-batch{several} x "
+        f"Conditions: {values('stages')} {stages}{replicas}; {values('microbatches')} micro-batch{several} x "
         f"{values('microbatch_size')} sequences x {values('context')} tokens = "
         f"{values('tokens_per_step')} tokens per step; "
         f"{values('steps')} steps; {parameters}; {values('precision')}"
