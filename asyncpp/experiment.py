@@ -147,8 +147,8 @@ class Experiment:
         return _frame(flat_records(self._report(keep_steps=False).cells))
 
     def steps(self) -> pl.DataFrame:
-        """Every step and evaluation of every run (`asyncpp_cli.report.formats.step_table`)."""
-        from asyncpp_cli.report.formats.step_table import step_table
+        """Every step and evaluation of every run (`asyncpp_cli.report.formats.records`)."""
+        from asyncpp_cli.report.formats.records import step_table
 
         return step_table(self._report(keep_steps=True).cells)
 
@@ -259,7 +259,7 @@ class Experiment:
         return report_of([self._read()], keep_steps=keep_steps)
 
     def _repr_html_(self) -> str:
-        from asyncpp_cli.report.formats.page_table import html_table
+        from asyncpp_cli.report.formats.page import html_table
 
         report = self._report(keep_steps=False)
         lines = "".join(f"<p>{escape(line)}</p>" for line in report.summary)

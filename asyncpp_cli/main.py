@@ -12,9 +12,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 import typer.main
 
-from asyncpp_cli.base.console import say
+from asyncpp_cli.base.console import abandon_output, make_fit, say
 from asyncpp_cli.base.errors import FAILED, WRONG, refusal_of
-from asyncpp_cli.base.standard_streams import abandon_output, make_fit
 from asyncpp_cli.commands.machine import data
 from asyncpp_cli.commands.machine.doctor import doctor
 from asyncpp_cli.commands.machine.plan import plan

@@ -1,20 +1,29 @@
-"""Output for people: remarks go to standard error, results to standard output."""
+"""The standard streams: remarks go to standard error, results to standard output; answers and numbers in.
+
+Untrusted text (names, reasons of errors, logs) loses its control characters. The descriptor of a closed
+stream is occupied, so that no other file gets its number. Characters outside the terminal's encoding are
+escaped.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import math
+import os
+import re
 import shlex
 import sys
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
-from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.base.plain_text import printable, printable_lines
-from asyncpp_cli.base.standard_streams import steering
+from asyncpp_cli.base.errors import UserError, doing
 from asyncpp_cli.base.tables import Fit, table_of, wrapped
 
 _MOST_PROBLEMS = 20
@@ -140,3 +149,123 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+_NAMES = {0: "standard input", 1: "standard output", 2: "standard error"}
+
+
+class _NamedFile(io.FileIO):
+    """A stream whose write errors name it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number, "w", closefd=False)
+        self._number = number
+
+    def write(self, content: object) -> int | None:  # type: ignore[override]
+        with doing("written", _NAMES[self._number]):
+            return super().write(content)  # type: ignore[arg-type]
+
+
+class Stream(io.TextIOWrapper):
+    """Standard output or error; on a terminal, control characters are replaced."""
+
+    def write(self, text: str) -> int:
+        return super().write(printable_lines(text) if self.isatty() else text)
+
+
+class _Steering:
+    """A `Stream` that lets control characters through, for colours and progress bars."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return io.TextIOWrapper.write(self._stream, text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def steering(stream: TextIO) -> TextIO:
+    """The same stream, letting control characters through; untrusted text must be `printable`."""
+    return cast(TextIO, _Steering(stream)) if isinstance(stream, Stream) else stream
+
+
+def make_fit() -> None:
+    """Replace standard output and error by a `Stream`, unless they were redirected within Python."""
+    for number in _NAMES:
+        _fill(number)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        present, own = getattr(sys, name), getattr(sys, f"__{name}__")
+        if isinstance(present, Stream) or present is not own:
+            continue  # already replaced, or captured
+        file = _NamedFile(number)
+        stream = Stream(
+            io.BufferedWriter(file),
+            encoding="utf-8" if present is None else present.encoding,
+            errors="backslashreplace",
+            line_buffering=number == 2 or file.isatty(),
+            write_through=present is not None and present.write_through,
+        )
+        setattr(sys, name, stream)
+
+
+def _fill(number: int) -> None:
+    """Occupy the descriptor of a closed stream, so that no file gets it. Writing results still fails."""
+    try:
+        os.fstat(number)
+    except OSError:
+        # Losing remarks is acceptable; losing results must raise an error.
+        opened = os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)
+        if opened != number:
+            os.dup2(opened, number)
+            os.close(opened)
+
+
+def abandon_output() -> None:
+    """Discard buffered standard output that cannot be written; the interpreter would retry at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_LINE_END = re.compile(r"\r\n?")
+
+
+def encodable(text: str) -> str:
+    """`text` without lone surrogates (bytes of names that are not UTF-8), so that UTF-8 can encode it."""
+    return _SURROGATE.sub(REPLACEMENT, text)
+
+
+def printable(text: object) -> str:
+    """`text` on one line without control characters, so that it cannot control a terminal or break a row."""
+    return printable_lines(" ".join(str(text).split()))
+
+
+def printable_lines(text: str) -> str:
+    """`text` without control characters except line ends and tabs; a carriage return becomes a line end."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        REPLACEMENT if unicodedata.category(character)[0] == "C" and character not in "\n\t" else character
+        for character in _LINE_END.sub("\n", text)
+    )
+
+
+def finite(text: str | float) -> float:
+    """The value of an option that takes a number: every such option has this `parser`.
+
+    Raises:
+        typer.BadParameter: the text is not a number, or is infinite or NaN.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise typer.BadParameter(f"{text!r}, accepted: a finite number")
+    return number

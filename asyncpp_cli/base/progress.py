@@ -17,8 +17,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from asyncpp_cli.base.console import console
-from asyncpp_cli.base.plain_text import printable
+from asyncpp_cli.base.console import console, printable
 
 _QUIET_SECONDS = 1.0
 """What takes less time needs no bar."""

@@ -19,9 +19,7 @@ from asyncpp_cli.experiment.run_data import config_to_train, owners_of
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, write_experiment
-from asyncpp_cli.runs.lineage import FILE as LINEAGE_FILE
-from asyncpp_cli.runs.lineage import Lineage, run_hash
-from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.run_folder import LINEAGE_FILE, Lineage, Run, run_hash
 from asyncpp_cli.runs.settings import SettingError, assign, config_hash, copy_of, get
 from asyncpp_cli.runs.status import State
 from stages.checkpoint.files import (

@@ -11,8 +11,7 @@ from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.run_data import locations, paths_of, set_locations
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment
-from asyncpp_cli.runs.lineage import DIGITS
-from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.run_folder import DIGITS, Run
 from asyncpp_cli.runs.settings import config_hash, copy_of
 from stages.config.run_config import DataConfig, trained_paths
 

@@ -25,7 +25,7 @@ from asyncpp_cli.experiment.shipped import MODEL_SHAPE, recommended_settings, te
 from asyncpp_cli.experiment.speed_runs import loss_givers
 from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, settings_of
 from asyncpp_cli.runs.experiment_folder import Cell
-from asyncpp_cli.runs.lineage import DIGITS
+from asyncpp_cli.runs.run_folder import DIGITS
 from asyncpp_cli.runs.settings import (
     LIST_KEYS,
     SettingError,
@@ -424,7 +424,7 @@ def _has_value(config: RunConfig, pending: Settings, key: str, accepted: Any, te
 
 
 def run_id(axes: Mapping[str, Any], digest: str) -> str:
-    """A run's id: its axes in readable form and the first digits of its hash (`runs.lineage.run_hash`)."""
+    """A run's id: its axes in readable form and the first digits of its hash (`runs.run_folder.run_hash`)."""
     parts = [
         axes["schedule"],
         axes["optimizer"],

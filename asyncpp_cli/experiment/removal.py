@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from asyncpp_cli.base.console import command
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.render import experiment_locked
-from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.attempt import Attempt, last_sign
 from asyncpp_cli.runs.attempts.files import Claimed
-from asyncpp_cli.runs.attempts.lease import last_sign
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment, write_experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State

@@ -32,10 +32,9 @@ from asyncpp_cli.base.errors import FAILED, DamagedError, UserError
 from asyncpp_cli.base.version import asyncpp_version
 from asyncpp_cli.launch.common.rank_env import RankEnv
 from asyncpp_cli.launch.common.supervisor import ATTEMPT_VARIABLE
-from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.attempt import RENEWALS, Attempt, is_superseded, renew, renewed_at, taken_over
 from asyncpp_cli.runs.attempts.claims import check_current, claim
 from asyncpp_cli.runs.attempts.files import Claimed, RankEnd, RankStart
-from asyncpp_cli.runs.attempts.lease import RENEWALS, is_superseded, renew, renewed_at, taken_over
 from asyncpp_cli.runs.attempts.settle import current_status, end_rank
 from asyncpp_cli.runs.processes import ProcessId, is_gone, is_local, this_process
 from asyncpp_cli.runs.run_folder import Run

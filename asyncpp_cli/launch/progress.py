@@ -12,8 +12,7 @@ from types import MappingProxyType
 from rich.progress import Progress
 from rich.text import Text
 
-from asyncpp_cli.base.console import console, duration, say
-from asyncpp_cli.base.plain_text import printable
+from asyncpp_cli.base.console import console, duration, printable, say
 from asyncpp_cli.base.progress import progress_bar
 from asyncpp_cli.launch import local_machine as launcher
 from asyncpp_cli.launch.common.options import NO_PAUSES, Pauses

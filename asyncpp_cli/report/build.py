@@ -15,7 +15,7 @@ from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.transfer import Target, Transfer, transfers
 from asyncpp_cli.report.analysis.verdict import verdicts
 from asyncpp_cli.report.formats.options import ReportOptions
-from asyncpp_cli.report.formats.terminal import to_table
+from asyncpp_cli.report.formats.text import to_table
 from asyncpp_cli.report.load.experiments import load
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.report.tables.pivot import keys_of

@@ -22,11 +22,9 @@ from pathlib import Path
 from msgspec import structs
 
 from asyncpp_cli.base.atomic_files import write_record
-from asyncpp_cli.base.console import command
+from asyncpp_cli.base.console import command, printable
 from asyncpp_cli.base.errors import DamagedError, UserError
-from asyncpp_cli.base.plain_text import printable
-from asyncpp_cli.runs.lineage import RunId
-from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.run_folder import Run, RunId
 from stages.config.records import FileRecord, Record, read_bytes, read_record
 
 EXPERIMENT_FILE = "experiment.json"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from asyncpp_cli.base.numbers import finite
+from asyncpp_cli.base.console import finite
 
 
 def _schedule_words(incomplete: str) -> list[str]:

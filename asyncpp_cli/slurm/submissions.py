@@ -22,8 +22,7 @@ from typing import Any
 from asyncpp_cli.base.atomic_files import locked, read_json, write_json
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.experiment_folder import Experiment
-from asyncpp_cli.runs.lineage import FolderName, RunId
-from asyncpp_cli.runs.run_folder import FORMAT
+from asyncpp_cli.runs.run_folder import FORMAT, FolderName, RunId
 from stages.config.records import converted
 
 _FILE = "submission.json"

@@ -1,10 +1,16 @@
-"""What a tracker provides, and the trackers by name: a class in a module of its own, and a line here."""
+"""What a tracker provides, and the trackers by name: a class in a module of its own, and a line here.
+
+The rows of metrics.jsonl become points of its curves, which run over updates. A resumed run repeats updates:
+a `Restart` says from which one on.
+"""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from asyncpp_cli.runs.run_folder import Run
@@ -46,3 +52,80 @@ def tracker_class(name: str) -> type[Tracker]:
     module = importlib.import_module(f"asyncpp_cli.trackers.{name}")
     tracker: type[Tracker] = getattr(module, TRACKERS[name])
     return tracker
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Points of this update and later ones are void."""
+
+    update: int
+    time: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value of a curve."""
+
+    tag: str
+    update: int
+    value: float
+    time: float
+    """Seconds since 1970, as if the attempt had only trained."""
+
+
+class PointReader:
+    """Converts rows, in the order of the file, to points; rows of unknown kinds have none."""
+
+    def __init__(self) -> None:
+        self._updates_per_step = 1.0
+        self._tokens_per_step = 0
+        self._seconds_at: dict[int, float] = {0: 0.0}
+        self._offset = 0.0
+
+    def points(self, row: Mapping[str, Any]) -> Iterator[Point | Restart]:
+        """The points of the next row.
+
+        Raises:
+            KeyError, TypeError or ValueError: the row lacks a field of its kind, or one has another type.
+        """
+        match row["kind"]:
+            case "start":
+                self._tokens_per_step = row["tokens_per_step"]
+                done = row.get("updates", row["step"])
+                # `seconds` continues from where the earlier attempt was at that update.
+                self._offset = row["time"] - self._seconds_at.get(done, 0.0)
+                yield Restart(done + 1, row["time"])
+            case "step":
+                update = row["step"]
+                self._updates_per_step = self._tokens_per_step * update / row["tokens"]
+                self._seconds_at[update] = row["seconds"]
+                values = {
+                    "train/loss": row["train_loss"],
+                    "train/lr": row["lr"],
+                    "train/grad_norm": row["grad_norm"],
+                    "train/skipped": float(row["skipped"]),
+                    "train/tokens": row["tokens"],
+                }
+                yield from self._at(update, row, values)
+            case "eval":
+                values = {"val/loss": row["val_loss"], "val/loss_ema": row.get("val_loss_ema")}
+                values |= {f"val/{name}": loss["val_loss"] for name, loss in row.get("sets", {}).items()}
+                yield from self._at(self._update_of(row["step"]), row, values)
+            case "segment":
+                busy, seconds = row["busy"], row["steady_seconds"]
+                values = {
+                    "speed/tokens_per_second": row["steady_tokens"] / seconds if seconds else None,
+                    "speed/bubble": 1 - sum(busy) / len(busy) if busy else None,
+                    "staleness/delay": max(row["delay_max"]),
+                    "staleness/mismatch": max(row["mismatch_max"]),
+                }
+                yield from self._at(self._update_of(row["first_step"] + row["steps"]), row, values)
+
+    def _update_of(self, step: int) -> int:
+        return round(step * self._updates_per_step)
+
+    def _at(self, update: int, row: Mapping[str, Any], values: Mapping[str, float | None]) -> Iterator[Point]:
+        time = self._offset + row["seconds"]
+        for tag, value in values.items():
+            if value is not None:
+                yield Point(tag, update, float(value), time)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from asyncpp_cli.base.console import quoted
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.trackers.points import PointReader, Restart
+from asyncpp_cli.trackers.catalogue import PointReader, Restart
 from stages.config.torch_process import importing_torch
 
 

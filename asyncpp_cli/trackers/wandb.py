@@ -15,7 +15,7 @@ from asyncpp_cli.base.console import quoted
 from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import items
-from asyncpp_cli.trackers.points import Point, PointReader
+from asyncpp_cli.trackers.catalogue import Point, PointReader
 
 AXIS = "update"
 """The x-axis of the curves."""

@@ -16,8 +16,7 @@ from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.template import Settings, Template
 from asyncpp_cli.runs.experiment_folder import Experiment
-from asyncpp_cli.runs.lineage import RunId
-from asyncpp_cli.runs.run_folder import FORMAT
+from asyncpp_cli.runs.run_folder import FORMAT, RunId
 from asyncpp_cli.tune.search import Point
 from stages.config.records import read_record
 from stages.config.segments import pauses_exactly

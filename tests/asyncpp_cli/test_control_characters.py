@@ -20,14 +20,12 @@ from support.command_line import succeeded
 from support.files import edit
 from support.report_experiment import ExperimentFolder, report_of, settings
 
-from asyncpp_cli.base.plain_text import printable, printable_lines
-from asyncpp_cli.base.standard_streams import Stream, steering
+from asyncpp_cli.base.console import Stream, printable, printable_lines, steering
 from asyncpp_cli.report.formats.latex import to_latex
-from asyncpp_cli.report.formats.markdown import to_markdown
 from asyncpp_cli.report.formats.options import ReportOptions
 from asyncpp_cli.report.formats.page_data import page_data
 from asyncpp_cli.report.formats.records import csv_text, to_csv, to_json
-from asyncpp_cli.report.formats.terminal import to_text
+from asyncpp_cli.report.formats.text import to_markdown, to_text
 from asyncpp_cli.runs.status import State, Status
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e\udcff\r\b"

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from asyncpp_cli.base.console import tell
+from asyncpp_cli.base.console import finite, tell
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.base.numbers import finite
 
 app = typer.Typer(no_args_is_help=True, help="Turn text into token shards that training reads.")
 

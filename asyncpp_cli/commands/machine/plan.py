@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from asyncpp_cli.base.console import finite
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.base.numbers import finite
 from asyncpp_cli.commands.arguments import AllowCode, template_words
 
 if TYPE_CHECKING:

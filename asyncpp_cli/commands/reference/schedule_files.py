@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from asyncpp_cli.base.console import say, tell
+from asyncpp_cli.base.console import finite, say, tell
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.base.numbers import finite
 from asyncpp_cli.commands.arguments import with_options
 from asyncpp_cli.schedule_tools.options import (
     Geometry,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from asyncpp_cli.base.numbers import finite
+from asyncpp_cli.base.console import finite
 
 app = typer.Typer(no_args_is_help=True, help="Stability under delay, without a model.")
 

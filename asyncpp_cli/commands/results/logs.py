@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from asyncpp_cli.base.console import printable_lines
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.base.plain_text import printable_lines
 from asyncpp_cli.commands.arguments import run_words
 
 if TYPE_CHECKING:
-    from asyncpp_cli.runs.attempts.logs import RankLog
+    from asyncpp_cli.launch.logs import RankLog
     from asyncpp_cli.runs.experiment_folder import Experiment
     from asyncpp_cli.runs.run_folder import Run
 
@@ -72,9 +72,8 @@ def logs(
 
 def _show(experiment: Experiment, run: Run, *, attempt: int | None, rank: int | None) -> None:
     from asyncpp_cli.base.console import say
-    from asyncpp_cli.launch.follow_logs import job_output
+    from asyncpp_cli.launch.logs import job_output, log_to_show, rank_logs
     from asyncpp_cli.runs.attempts.attempt import Attempt
-    from asyncpp_cli.runs.attempts.logs import log_to_show, rank_logs
     from asyncpp_cli.runs.attempts.settle import current_status
 
     number = attempt or current_status(run).attempt
@@ -101,7 +100,7 @@ def _show(experiment: Experiment, run: Run, *, attempt: int | None, rank: int | 
 
 def _follow(experiment: Experiment, run: Run, *, attempt: int | None, rank: int | None) -> None:
     from asyncpp_cli.base.console import say
-    from asyncpp_cli.launch.follow_logs import follow
+    from asyncpp_cli.launch.logs import follow
     from asyncpp_cli.runs.attempts.attempt import Attempt
     from asyncpp_cli.runs.attempts.outcome import blamed_rank
     from asyncpp_cli.runs.attempts.settle import current_status
@@ -124,7 +123,7 @@ def _follow(experiment: Experiment, run: Run, *, attempt: int | None, rank: int 
 
 def _say_files(run: Run, log: RankLog) -> None:
     from asyncpp_cli.base.console import say
-    from asyncpp_cli.runs.attempts.logs import rank_logs
+    from asyncpp_cli.launch.logs import rank_logs
 
     others = [other.file.name for other in rank_logs(run) if other != log]
     say(str(log.file) + (f" (also: {', '.join(others)})" if others else ""))

@@ -101,9 +101,8 @@ def _train(
     """
     from asyncpp_cli.base.console import command
     from asyncpp_cli.runs.attempts.claims import record_processes
-    from asyncpp_cli.runs.attempts.recorder import RunRecorder
+    from asyncpp_cli.runs.attempts.recorder import RunRecorder, StepLines
     from asyncpp_cli.runs.attempts.settle import end_rank
-    from asyncpp_cli.runs.log_lines import StepLines
     from stages.comm.flight_recorder import set_flight_recorder, write_operations
     from stages.liveness.stop_signal import RESUMABLE, listening
 

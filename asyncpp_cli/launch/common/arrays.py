@@ -13,8 +13,7 @@ from asyncpp_cli.base.atomic_files import write_record
 from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.experiment.run_data import config_to_train
 from asyncpp_cli.launch.common.options import LaunchOptions, Pauses, check_pause
-from asyncpp_cli.runs.lineage import FolderName, RunId
-from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.run_folder import FolderName, Run, RunId
 from asyncpp_cli.runs.status import State, is_done
 from asyncpp_cli.sites.containers import Container, ContainerError, mounts_of
 from asyncpp_cli.sites.profile import Site

@@ -115,7 +115,7 @@ class Supervisor:
         return ended_well
 
     def _renew(self) -> None:
-        from asyncpp_cli.runs.attempts.lease import RENEWALS, renew
+        from asyncpp_cli.runs.attempts.attempt import RENEWALS, renew
 
         now = time.monotonic()
         if now - self._renewed > self._lease / RENEWALS:
@@ -125,7 +125,7 @@ class Supervisor:
     def _end(self, rank: int, code: int, *, stopped: bool) -> bool:
         """Record how a trainer ended; returns whether it completed or stopped on request."""
         from asyncpp_cli.base.atomic_files import FULL
-        from asyncpp_cli.runs.attempts.lease import is_superseded
+        from asyncpp_cli.runs.attempts.attempt import is_superseded
         from asyncpp_cli.runs.attempts.settle import end_rank
         from stages.liveness.stop_signal import RESUMABLE, SIGNALS
 
@@ -182,7 +182,7 @@ class Supervisor:
 
     def _seconds_left(self) -> float | None:
         """Seconds that the trainers have to end; None if they do not have to."""
-        from asyncpp_cli.runs.attempts.lease import is_superseded
+        from asyncpp_cli.runs.attempts.attempt import is_superseded
 
         if self._received:
             if any(self._another_failed(rank) for rank in self._children):
@@ -265,7 +265,7 @@ def supervise(
     Raises:
         TakenOverError: another machine has taken over the run.
     """
-    from asyncpp_cli.runs.attempts.lease import taken_over
+    from asyncpp_cli.runs.attempts.attempt import taken_over
     from asyncpp_cli.runs.attempts.settle import end_rank
     from asyncpp_cli.runs.processes import process_id, this_process
     from asyncpp_cli.runs.status import State

@@ -1,18 +1,25 @@
-"""A cell of the matrix with its seeds averaged, and its numbers relative to other cells."""
+"""A cell of the matrix with its seeds averaged, its numbers relative to other cells, and its name."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
-from asyncpp_cli.report.analysis.pairs import Pairs, losses_by_seed, pairs
-from asyncpp_cli.report.analysis.statistics import Interval, Spread, paired, spread, welch
-from asyncpp_cli.report.load.measure import Evaluation
+from asyncpp_cli.report.analysis.statistics import (
+    Interval,
+    Pairs,
+    Spread,
+    paired,
+    pairs,
+    spread,
+    welch,
+)
+from asyncpp_cli.report.load.measure import Evaluation, Slowest
 from asyncpp_cli.report.load.run import STATES_BY_WEIGHT, RunResult
-from asyncpp_cli.report.load.slowest import Slowest
 from asyncpp_cli.runs.attempts.cost import Cost, total
 from schedules import FAMILY, OPTIONS
 
@@ -401,3 +408,57 @@ def _exp(value: float | None) -> float | None:
         return None if value is None else math.exp(value)
     except OverflowError:
         return math.inf
+
+
+def arm_names(cells: Sequence[CellResult], *, without: Sequence[str] = ()) -> list[str]:
+    """A name for each cell: schedule, optimizer, and the keys in which the cells differ.
+
+    Args:
+        cells: to name.
+        without: keys to leave out.
+    """
+    left_out = {*without, "correction.name"}
+    keys = [key for key in (cells[0].axes if cells else ()) if key not in left_out]
+    varying = [key for key in keys if len({repr(cell.axes.get(key)) for cell in cells}) > 1]
+    models = len({cell.model for cell in cells}) > 1
+    return [_name(cell, varying, model=models) for cell in cells]
+
+
+def _name(cell: CellResult, keys: Sequence[str], *, model: bool) -> str:
+    parts = [cell.schedule, cell.optimizer]
+    if cell.error_feedback:
+        parts.append("EF" if cell.error_feedback == 1 else f"EF {cell.error_feedback:g}")
+    if cell.correction is not None:
+        parts.append(cell.correction)
+    if model:
+        parts.append(cell.model)
+    values = {key: cell.axes.get(key) for key in keys if cell.uses(key)}
+    parts += [
+        f"{key.rpartition('.')[2]} {value_text(value)}" for key, value in values.items() if value is not None
+    ]
+    return " ".join(parts)
+
+
+def value_text(value: Any) -> str:
+    """A configuration value in a few characters."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def losses_by_seed(
+    runs: Sequence[RunResult], *, of_set: str | None = None, averaged: bool = False
+) -> dict[Any, float]:
+    """The last validation loss of each seed; the mean of several runs with one seed.
+
+    Args:
+        runs: of an arm.
+        of_set: name of a validation set; None: the headline.
+        averaged: whether it is that of the average of the weights.
+    """
+    field = "val_loss_ema" if averaged else "val_loss"
+    losses: dict[Any, list[float]] = {}
+    for run in runs:
+        measured = run.measurement if of_set is None else run.measurement.sets.get(of_set)
+        seed, loss = run.value("seed"), getattr(measured, field, None)
+        if seed is not None and loss is not None:
+            losses.setdefault(seed, []).append(loss)
+    return {seed: fmean(values) for seed, values in losses.items()}

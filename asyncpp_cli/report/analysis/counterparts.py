@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from asyncpp_cli.experiment.template import SHORTHANDS
-from asyncpp_cli.report.analysis.cells import CellResult
-from asyncpp_cli.report.analysis.names import arm_names
+from asyncpp_cli.report.analysis.cells import CellResult, arm_names
 
 CORRECTION = ("error_feedback.", "correction.")
 """Sections of the configuration that correct for delay."""

@@ -1,13 +1,17 @@
-"""Means over seeds, and confidence intervals of differences between them. Student's t is computed here, since
-SciPy is not a run-time dependency."""
+"""Means over seeds, and confidence intervals of differences between them.
+
+Runs with one seed start from the same weights and see the same data, so losses are compared pair by pair.
+Student's t is computed here, since SciPy is not a run-time dependency.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
 
 CONFIDENCE = 0.95
 """Level of the intervals."""
@@ -51,8 +55,8 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     std = None
     if len(known) > 1:
         # `stdev` raises for infinities.
-        std = statistics.stdev(known) if all(map(math.isfinite, known)) else math.nan
-    return Spread(mean=statistics.fmean(known), std=std, n=len(known))
+        std = stdev(known) if all(map(math.isfinite, known)) else math.nan
+    return Spread(mean=fmean(known), std=std, n=len(known))
 
 
 def welch(first: Spread, second: Spread) -> Interval | None:
@@ -149,3 +153,52 @@ def _continued_fraction(a: float, b: float, x: float) -> float:
         if abs(upper * lower - 1) < _PRECISION:
             break
     return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """The losses of two arms by their common seeds."""
+
+    first: Mapping[Any, float]
+    second: Mapping[Any, float]
+    unpaired: tuple[Any, ...]
+    """Seeds that only one arm has, in order; they are not compared."""
+
+    @property
+    def seeds(self) -> list[Any]:
+        return list(self.first)
+
+    @property
+    def differences(self) -> list[float]:
+        """Loss of the first arm minus that of the second, by seed."""
+        return [loss - self.second[seed] for seed, loss in self.first.items()]
+
+    @property
+    def mean(self) -> float | None:
+        """Mean difference; None without a common seed."""
+        return fmean(self.differences) if self.first else None
+
+    @property
+    def interval(self) -> Interval | None:
+        """Interval of the mean difference; None for fewer than two seeds."""
+        return paired(self.differences)
+
+    @property
+    def interval_welch(self) -> Interval | None:
+        """The same interval for independent runs, from the two means; usually far wider."""
+        first, second = spread(self.first.values()), spread(self.second.values())
+        return welch(first, second) if first is not None and second is not None else None
+
+
+def pairs(first: Mapping[Any, float], second: Mapping[Any, float]) -> Pairs:
+    """The losses of two arms by common seed, in the order of the seeds."""
+    both = sorted(first.keys() & second.keys(), key=_order)
+    return Pairs(
+        first={seed: first[seed] for seed in both},
+        second={seed: second[seed] for seed in both},
+        unpaired=tuple(sorted(first.keys() ^ second.keys(), key=_order)),
+    )
+
+
+def _order(seed: Any) -> tuple[bool, float, str]:
+    return (not isinstance(seed, int), seed if isinstance(seed, int) else 0, str(seed))

@@ -7,9 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from asyncpp_cli.base.console import command
-from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult
+from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult, arm_names, value_text
 from asyncpp_cli.report.analysis.conditions import busy_text
-from asyncpp_cli.report.analysis.names import arm_names, value_text
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE
 
 TOKENS_PER_PARAMETER = 20

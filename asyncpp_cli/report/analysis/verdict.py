@@ -16,12 +16,10 @@ from typing import Any
 
 from asyncpp_cli.base.console import command
 from asyncpp_cli.experiment.template import SHORTHANDS
-from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult
+from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult, arm_names
 from asyncpp_cli.report.analysis.conditions import busy_text
 from asyncpp_cli.report.analysis.counterparts import CORRECTION, LENGTH
-from asyncpp_cli.report.analysis.names import arm_names
-from asyncpp_cli.report.analysis.pairs import pairs
-from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, paired, t_quantile
+from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, paired, pairs, t_quantile
 from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, StepsRatio, steps_ratio, time_interval
 from asyncpp_cli.runs.experiment_folder import whole_template
 from stages.update.lr_schedule import SCHEDULES

@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from asyncpp_cli.base.plain_text import printable
+from asyncpp_cli.base.console import printable
 from asyncpp_cli.base.tables import printed
-from asyncpp_cli.report.analysis.cells import CellResult
-from asyncpp_cli.report.analysis.names import arm_names
+from asyncpp_cli.report.analysis.cells import CellResult, arm_names
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE
 from asyncpp_cli.report.analysis.verdict import time_by_loss, verdicts
 from asyncpp_cli.report.load.curves import Floats, band, curve

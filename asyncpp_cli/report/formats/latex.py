@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from asyncpp_cli.base.plain_text import printable
+from asyncpp_cli.base.console import printable
 from asyncpp_cli.base.tables import Heading, Table
 from asyncpp_cli.report.analysis.conditions import conditions
 from asyncpp_cli.report.formats.options import ReportOptions

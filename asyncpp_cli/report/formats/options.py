@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from asyncpp_cli.base.numbers import finite
+from asyncpp_cli.base.console import finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class Format:
 
 
 FORMATS: Mapping[str, Format] = {
-    "table": Format(writer="terminal:to_text"),
-    "markdown": Format(writer="markdown:to_markdown"),
+    "table": Format(writer="text:to_text"),
+    "markdown": Format(writer="text:to_markdown"),
     "latex": Format(writer="latex:to_latex", options=("--caption", "--label")),
     "csv": Format(writer="records:to_csv"),
     "json": Format(writer="records:to_json"),

@@ -11,15 +11,15 @@ from pathlib import Path
 from urllib.parse import quote
 
 from asyncpp_cli.base.atomic_files import write_text
+from asyncpp_cli.base.console import printable
+from asyncpp_cli.base.tables import Heading, Table
 from asyncpp_cli.base.version import asyncpp_version
-from asyncpp_cli.report.analysis.cells import CellResult
-from asyncpp_cli.report.analysis.names import arm_names, value_text
+from asyncpp_cli.report.analysis.cells import CellResult, arm_names, value_text
 from asyncpp_cli.report.analysis.timelines import TimelinePair, timeline_pairs
 from asyncpp_cli.report.formats.charts import Chart, charts
 from asyncpp_cli.report.formats.gantt_svg import to_svg
 from asyncpp_cli.report.formats.options import ReportOptions
 from asyncpp_cli.report.formats.page_data import page_data
-from asyncpp_cli.report.formats.page_table import escaped, html_table
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.document import Report, table_of_cells
 from asyncpp_cli.tune.result import table
@@ -213,3 +213,34 @@ def _run(run: RunResult, folder: Path) -> str:
     if run.reason is not None:
         parts.append(run.reason)
     return f"<li>{label}: {escaped(', '.join(parts))}</li>"
+
+
+def html_table(table: Table) -> str:
+    """The table as an HTML element, its remarks below it."""
+    head = "".join(f"<th{_class(heading)}>{_title(heading)}</th>" for heading in table.headings)
+    body = []
+    for index, row in enumerate(table.rows):
+        state = table.states[index] if table.states else ""
+        cells = "".join(
+            f"<td{_class(heading)}>{escaped(text)}</td>"
+            for heading, text in zip(table.headings, row, strict=True)
+        )
+        body.append(f'<tr class="{escape(state)}">{cells}</tr>')
+    remarks = "".join(f"<p>{escaped(line)}</p>" for line in table.remarks)
+    inner = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
+    return f'<div class="scroll"><table>{inner}</table></div>{remarks}'
+
+
+def _title(heading: Heading) -> str:
+    # A phone may break the name of a key after its dots.
+    return "<br>".join(escaped(line).replace(".", ".<wbr>") for line in heading.title.split("\n"))
+
+
+def _class(heading: Heading) -> str:
+    names = ["number"] * heading.right + ["more"] * heading.secondary + ["extra"] * heading.extra
+    return f' class="{" ".join(names)}"' if names else ""
+
+
+def escaped(text: object) -> str:
+    """The text without control characters, for the content of an element."""
+    return escape(printable(text))

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncpp_cli.report.analysis.cells import CellResult
-from asyncpp_cli.report.analysis.names import arm_names
+from asyncpp_cli.report.analysis.cells import CellResult, arm_names
 from asyncpp_cli.report.formats.charts import Chart, styles
 from asyncpp_cli.report.formats.plotly_charts import plotly_figure
 from asyncpp_cli.report.load.curves import curve, kept_indices

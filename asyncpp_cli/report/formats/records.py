@@ -1,4 +1,4 @@
-"""A report as JSON and CSV: one record of plain numbers for each cell."""
+"""A report as JSON, CSV and data frames: a record of plain numbers for each cell, and a row for each step."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import csv
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from asyncpp_cli.base.plain_text import printable
+import polars as pl
+
+from asyncpp_cli.base.console import printable
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.verdict import verdicts
+from asyncpp_cli.report.load.metrics_rows import STEP_SCHEMA
+from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.columns import records, value_columns
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.report.tables.pivot import pivot_rows
 from asyncpp_cli.tune.result import records as tuning_records
-
-if TYPE_CHECKING:
-    import polars as pl
 
 _FORMULA_STARTS = ("=", "+", "-", "@")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
@@ -71,8 +72,6 @@ def csv_text(rows: Sequence[Sequence[Any]]) -> str:
 
 def frame_of(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
     """Rows of the same fields as a data frame; a column of mixed types is text."""
-    import polars as pl
-
     names = list(rows[0]) if rows else []
     return pl.DataFrame({name: _one_type([row[name] for row in rows]) for name in names})
 
@@ -99,3 +98,48 @@ def _one_type(values: list[Any]) -> list[Any]:
     if len(types) > 1:
         return [None if value is None else str(_list_as_json(value)) for value in values]
     return values
+
+
+_COLUMNS = ("run", "kind", *STEP_SCHEMA, "val_loss", "set")
+
+
+def step_table(cells: Sequence[CellResult]) -> pl.DataFrame:
+    """A table with columns `run`, `kind` (step, eval), those of `STEP_SCHEMA`, `val_loss`, and `set`: null
+    for the headline, else a validation set."""
+    runs = [run for cell in cells for run in cell.runs]
+    names = pl.Enum(list(dict.fromkeys(run.id for run in runs)))
+    kinds = pl.Enum(["step", "eval"])
+    schema = dict(
+        zip(_COLUMNS, (names, kinds, *STEP_SCHEMA.values(), pl.Float64(), pl.String()), strict=True)
+    )
+    return pl.concat([pl.DataFrame(schema=schema), *_parts(runs, schema)], rechunk=False)
+
+
+def _parts(runs: Iterable[RunResult], schema: dict[str, pl.DataType]) -> Iterable[pl.DataFrame]:
+    for run in runs:
+        if run.steps is not None and len(run.steps):
+            yield run.steps.select(
+                pl.lit(run.id, dtype=schema["run"]).alias("run"),
+                pl.lit("step", dtype=schema["kind"]).alias("kind"),
+                *STEP_SCHEMA,
+                pl.lit(None, dtype=pl.Float64()).alias("val_loss"),
+                pl.lit(None, dtype=pl.String()).alias("set"),
+            )
+        evaluations = [
+            {
+                "run": run.id,
+                "kind": "eval",
+                "step": evaluation.step,
+                "tokens": evaluation.tokens,
+                "seconds": evaluation.seconds,
+                "val_loss": loss,
+                "set": of_set,
+            }
+            for evaluation in run.measurement.evaluations
+            for of_set, loss in (
+                (None, evaluation.val_loss),
+                *((name, measured.val_loss) for name, measured in evaluation.sets.items()),
+            )
+        ]
+        if evaluations:
+            yield pl.DataFrame(evaluations, schema=schema)

@@ -12,10 +12,9 @@ from typing import Any
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.base.progress import shown
 from asyncpp_cli.planner.costs.devices import peak_tflops
-from asyncpp_cli.report.load.checks import fault
+from asyncpp_cli.report.load.checks import fault, predicted_bubble
 from asyncpp_cli.report.load.measure import Measurement, measure, without_losses
 from asyncpp_cli.report.load.metrics_rows import Metrics, read_metrics
-from asyncpp_cli.report.load.predict import predicted_bubble
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.cost import cost_of_run

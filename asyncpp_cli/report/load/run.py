@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.runs.attempts.cost import Cost
-from asyncpp_cli.runs.lineage import Lineage
+from asyncpp_cli.runs.run_folder import Lineage
 
 if TYPE_CHECKING:
     import polars as pl

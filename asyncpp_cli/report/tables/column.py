@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from asyncpp_cli.base.plain_text import encodable
+from asyncpp_cli.base.console import encodable
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.statistics import Interval, Spread
 

@@ -10,21 +10,21 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
+from asyncpp_cli.base.console import printable
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.analysis.cells import CellResult, value_text
 from asyncpp_cli.report.analysis.conditions import conditions
-from asyncpp_cli.report.analysis.pairs import Pairs
-from asyncpp_cli.report.analysis.statistics import Spread
+from asyncpp_cli.report.analysis.statistics import Pairs, Spread
 from asyncpp_cli.report.tables.column import (
     NOTHING,
     Column,
+    Text,
     Value,
     averaged,
     formatted,
     interval_fields,
     single,
 )
-from asyncpp_cli.report.tables.key_columns import key_columns
 from stages.config.keys import unknown
 
 NOT_REACHED = "not reached"
@@ -373,3 +373,39 @@ def _conditions(cell: CellResult) -> dict[str, Any]:
         name: values[0] if len(values) == 1 else values or None
         for name, values in conditions(cell.runs).items()
     }
+
+
+def key_columns(cells: Sequence[CellResult]) -> list[Column]:
+    """Schedule, optimizer, error feedback, model, and further keys in which the cells differ.
+
+    A setting that a cell does not use is left blank, unless cells would look alike then.
+    """
+    named = [
+        _key("schedule", "schedule", lambda cell: printable(cell.schedule)),
+        _key("optimizer", "optimizer", lambda cell: printable(cell.optimizer)),
+        _key("error_feedback", "EF", lambda cell: _on_or_off(cell.error_feedback)),
+        _key("model", "model", lambda cell: printable(cell.model), move_order=6),
+    ]
+    keys = list(cells[0].axes if cells else ())
+    used = [*named, *(_axis(key, only_used=True) for key in keys)]
+    if len({tuple(column.text(cell) for column in used) for cell in cells}) == len(cells):
+        return used
+    return [*named, *(_axis(key, only_used=False) for key in keys)]
+
+
+def _key(key: str, title: str, text: Text, **options: Any) -> Column:
+    return single(key, title, text=text, right=False, always=True, **options)
+
+
+def _axis(key: str, *, only_used: bool) -> Column:
+    def text(cell: CellResult) -> str:
+        value = cell.axes[key]
+        return (
+            NOTHING if value is None or (only_used and not cell.uses(key)) else printable(value_text(value))
+        )
+
+    return single(key, printable(key), lambda cell: cell.axes[key], text=text, right=False)
+
+
+def _on_or_off(coefficient: float) -> str:
+    return {0.0: "off", 1.0: "on"}.get(coefficient, f"{coefficient:g}")

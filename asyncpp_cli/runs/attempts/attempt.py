@@ -1,20 +1,25 @@
 """One attempt at a run: its folder, with who claimed it, its ranks' processes and how they ended.
 
-The files are declared in `runs.attempts.files`.
+The files are declared in `runs.attempts.files`. Who runs a rank touches the file of its start, again and
+again. Where processes cannot be checked, on other machines and in other containers, a rank whose file is
+older than the lease is lost (`Run.age`: no two clocks are compared). A process that was only frozen finds the
+next attempt's folder, and writes nothing any more (`runs.attempts.recorder`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
 from asyncpp_cli.base.atomic_files import write_record
-from asyncpp_cli.base.errors import DamagedError, lacks_memory, refusal_of
-from asyncpp_cli.base.plain_text import printable
+from asyncpp_cli.base.console import printable
+from asyncpp_cli.base.errors import DamagedError, TakenOverError, lacks_memory, refusal_of
 from asyncpp_cli.runs.attempts.files import (
     AttemptFile,
     Claimed,
@@ -27,8 +32,8 @@ from asyncpp_cli.runs.attempts.files import (
     RankWaits,
     StopRequest,
 )
-from asyncpp_cli.runs.processes import ProcessId, seconds_since
-from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.processes import ProcessId, is_gone, seconds_since
+from asyncpp_cli.runs.run_folder import Run, modified
 from asyncpp_cli.runs.status import Cause
 from stages.config.records import read_record
 from stages.config.run_config import SiteConfig
@@ -258,3 +263,51 @@ class Attempt:
         except OSError as refused:
             return refused
         return None
+
+
+RENEWALS = 6
+"""Number of renewals within a lease."""
+
+
+def renew(attempt: Attempt, ranks: Iterable[int]) -> None:
+    """Show that these ranks are still run."""
+    for rank in ranks:
+        # The file server may be away for a moment, and the folder removed.
+        with contextlib.suppress(OSError):
+            os.utime(attempt.file(RankStart, rank))
+
+
+def renewed_at(attempt: Attempt) -> dict[int, float]:
+    """When each rank was started or last renewed, by the file server's clock."""
+    times = {}
+    for rank in attempt.ranks_with(RankStart):
+        with contextlib.suppress(OSError):
+            times[rank] = modified(attempt.file(RankStart, rank))
+    return times
+
+
+def last_sign(attempt: Attempt) -> float | None:
+    """Seconds since a rank showed that it runs; None if all have ended, or are gone from this machine."""
+    ages = [
+        attempt.run.age(attempt.file(RankStart, rank))
+        for rank in attempt.ranks_with(RankStart) - attempt.ranks_with(RankEnd)
+        if not all(map(is_gone, attempt.processes(rank)))
+    ]
+    return min(ages, default=None)
+
+
+def is_superseded(attempt: Attempt) -> bool:
+    """Whether the next attempt has begun."""
+    try:
+        # Listed, because a network file system may remember that a name was missing.
+        return str(attempt.number + 1) in os.listdir(attempt.run.attempts)  # noqa: PTH208
+    except OSError:
+        return False
+
+
+def taken_over(attempt: Attempt) -> TakenOverError:
+    """The error of an attempt that `is_superseded`."""
+    return TakenOverError(
+        f"{attempt.run.folder}: attempt {attempt.number} was given up, because this machine was silent for "
+        f"longer than site.lease; attempt {attempt.number + 1} has begun, and this one ends"
+    )

@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from asyncpp_cli.base.console import printable
 from asyncpp_cli.base.errors import DamagedError, refusal_of
-from asyncpp_cli.base.plain_text import printable
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.end_row import metrics_problem
 from asyncpp_cli.runs.attempts.files import (

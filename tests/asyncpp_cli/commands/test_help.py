@@ -16,7 +16,7 @@ import typer
 from support.command_line import refusal
 from support.launches import sweep
 
-from asyncpp_cli.base.numbers import finite
+from asyncpp_cli.base.console import finite
 from asyncpp_cli.base.version import asyncpp_version
 from asyncpp_cli.main import app
 from optimizers import NAMES

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from asyncpp_cli.base.progress import progress_bar
 from asyncpp_cli.launch.progress import _Display, _Total, shown_progress
-from asyncpp_cli.runs.log_lines import StepLines
+from asyncpp_cli.runs.attempts.recorder import StepLines
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
 

@@ -12,8 +12,7 @@ from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.shipped import template_names
 from asyncpp_cli.experiment.template import load
 from asyncpp_cli.report.analysis.aggregate import aggregate
-from asyncpp_cli.report.analysis.cells import CellResult
-from asyncpp_cli.report.analysis.names import arm_names
+from asyncpp_cli.report.analysis.cells import CellResult, arm_names
 from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.report.load.run import RunResult

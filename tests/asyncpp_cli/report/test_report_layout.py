@@ -17,8 +17,7 @@ from support.report_experiment import (
 )
 
 from asyncpp_cli.report.analysis.aggregate import aggregate
-from asyncpp_cli.report.formats.markdown import to_markdown
-from asyncpp_cli.report.formats.terminal import to_text
+from asyncpp_cli.report.formats.text import to_markdown, to_text
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.status import State, Status

@@ -21,7 +21,7 @@ from support.report_experiment import (
 )
 
 from asyncpp_cli.report.formats.records import to_csv
-from asyncpp_cli.report.formats.terminal import to_table, to_text
+from asyncpp_cli.report.formats.text import to_table, to_text
 
 REQUIRED_KEYS = {
     *("schedule", "optimizer", "error_feedback", "model", "status", "n"),

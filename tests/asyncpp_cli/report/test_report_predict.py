@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from asyncpp_cli.report.load.predict import predicted_bubble, predicted_delays
+from asyncpp_cli.report.load.checks import predicted_bubble, predicted_delays
 from stages.config.run_config import CorrectionConfig, ParallelConfig, RunConfig, ScheduleConfig, TrainConfig
 
 

@@ -14,8 +14,8 @@ from asyncpp_cli.report.analysis.conditions import CROWDED, conditions_lines
 from asyncpp_cli.report.analysis.statistics import paired
 from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.formats.charts import charts
+from asyncpp_cli.report.load.measure import Slowest, slowest
 from asyncpp_cli.report.load.run import RunResult
-from asyncpp_cli.report.load.slowest import Slowest, slowest
 
 
 def words_of(*runs: RunResult) -> str:

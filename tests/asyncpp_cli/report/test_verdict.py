@@ -43,7 +43,7 @@ from asyncpp_cli.report.analysis.verdict import (
 )
 from asyncpp_cli.report.formats.charts import charts
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
-from asyncpp_cli.runs.lineage import Lineage
+from asyncpp_cli.runs.run_folder import Lineage
 from asyncpp_cli.runs.status import State, Status
 from schedules import is_synchronous
 from stages.checkpoint.files import Owner

@@ -20,8 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from asyncpp_cli.commands.results.mirror import mirror
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.trackers.catalogue import TRACKERS
-from asyncpp_cli.trackers.points import Point, PointReader
+from asyncpp_cli.trackers.catalogue import TRACKERS, Point, PointReader
 from asyncpp_cli.trackers.wandb import earlier_mirrors
 
 
