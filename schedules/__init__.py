@@ -9,11 +9,10 @@
 Actions of a program: `schedules.actions`. What stages send each other: `schedules.messages`.
 """
 
-from schedules.actions import NO_MICROBATCH, Action, Op, Program, parse_action
+from schedules.actions import NO_MICROBATCH, Action, Op, Program, ScheduleError, parse_action
 from schedules.analyze import Analysis, analyze
 from schedules.catalogue import FAMILY, NAMES, build, find, is_synchronous, options_taken, smallest_delay
 from schedules.custom import is_custom
-from schedules.errors import ScheduleError
 from schedules.options import OPTIONS
 from schedules.schedule import Schedule
 from schedules.segment import Segment

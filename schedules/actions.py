@@ -25,6 +25,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 
+class ScheduleError(ValueError):
+    """A schedule that cannot be built, or a wrong program; the message says what and where."""
+
+
 class Op(StrEnum):
     """The operation of an action."""
 

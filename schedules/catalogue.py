@@ -6,9 +6,8 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from schedules.actions import Program
+from schedules.actions import Program, ScheduleError
 from schedules.custom import custom_function, custom_program, is_custom
-from schedules.errors import ScheduleError
 from schedules.head_shards import FURTHER_AHEAD, with_head_shards
 from schedules.library.controllable_memory import V_HALF, V_MIN
 from schedules.library.dualpipe_v import DUALPIPE_V

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from schedules.actions import Op, Program
-from schedules.errors import ScheduleError
+from schedules.actions import Op, Program, ScheduleError
 
 MOST_JITTER = 100.0
 """Largest standard deviation of a computation's time, as a share of it."""

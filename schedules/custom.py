@@ -14,8 +14,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from schedules.actions import Program
-from schedules.errors import ScheduleError
+from schedules.actions import Program, ScheduleError
 from schedules.segment import Segment
 from schedules.verify import find_problems
 

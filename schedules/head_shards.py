@@ -22,8 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from schedules.actions import NO_MICROBATCH, Action, Op, Program
-from schedules.errors import ScheduleError
+from schedules.actions import NO_MICROBATCH, Action, Op, Program, ScheduleError
 
 FURTHER_AHEAD = 1
 """Forwards that stages run further ahead of their backwards than with the whole head in the last stage."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from schedules.errors import ScheduleError
+from schedules.actions import ScheduleError
 from schedules.library.v_block import EVEN_COSTS, block_costs
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from schedules.actions import NO_MICROBATCH, Action, Op, Program
-from schedules.errors import ScheduleError
+from schedules.actions import NO_MICROBATCH, Action, Op, Program, ScheduleError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from schedules.actions import Action, Op, Program
+from schedules.actions import Action, Op, Program, ScheduleError
 from schedules.deadlock import find_deadlock
-from schedules.errors import ScheduleError
 from schedules.messages import Channel, Kind, channel_ends
 
 

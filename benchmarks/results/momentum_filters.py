@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.polynomial import polynomial
 
-from optimizers.theory.stability import largest_stable_step, polynomials
+from optimizers.stability import largest_stable_step, polynomials
 
 _MARGIN = 1e-9
 """Distance of a root from the unit circle below which the iteration counts as unstable, for rounding."""

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from optimizers.rules.base import Group, ListOptimizer, State, as_batch, buffers, by_shape, count_step, decay
-from optimizers.rules.eigenbasis import (
+from optimizers.rules.soap import (
     Basis,
     complete,
     eigenbasis,

@@ -6,6 +6,20 @@ AdamW's learning rate and decay be reused is that of Liu et al., "Muon is Scalab
 
 For matrices inside blocks only. Embeddings and the output head are two-dimensional too, but their rows are
 tokens, which should not be orthogonalized; `optimizers.grouping` assigns them.
+
+`gram` takes four iterations instead of five, with most products on the small Gram matrix. Three published
+ideas, put together:
+
+- A tighter norm needs fewer iterations (Boissin et al., "Turbo-Muon", arXiv 2512.04632, rescale the rows by
+  the Gram matrix, which moves the polar factor a little). Here the matrix is divided by its Schatten-8 norm
+  ||A^2||_F^(1/4) with A = X X^T, which bounds the largest singular value from above and leaves the polar
+  factor alone. A and A^2 are those of the first iteration, so it costs nothing.
+- Iterating on A, and on the product of the polynomials, in the place of X ("Gram Newton-Schulz"): for an
+  m x n matrix with n > 1.5 m these m x m products are fewer. Rounding in bfloat16 would grow, so there X is
+  formed after every second iteration.
+- The best polynomials for the interval that is left after each (Amsel et al., arXiv 2505.16932).
+
+An accelerator computes the other iterations in the form of `in_fewer_operations`.
 """
 
 from __future__ import annotations
@@ -26,8 +40,7 @@ from optimizers.rules.base import (
     decay,
     ema_momentum,
 )
-from optimizers.rules.gram_iteration import gram_iterations, in_fewer_operations
-from optimizers.shared_options import RESTARTS
+from optimizers.shared_options import RESTARTS, is_halved, is_wide
 
 Coefficients = tuple[tuple[float, float, float], ...]
 """One (a, b, c) for each iteration X <- a X + (b A + c A^2) X with A = X X^T."""
@@ -56,7 +69,7 @@ def orthogonalize(matrices: Tensor, iteration: str = "newton-schulz", precision:
     Args:
         matrices: Of shape (count, rows, columns).
         iteration: `newton-schulz` (singular values end between 0.68 and 1.21), `polar-express`
-            (closer to 1), or `gram` (between the two, in four iterations; `optimizers.rules.gram_iteration`).
+            (closer to 1), or `gram` (between the two, in four iterations).
         precision: What float32 matrices are computed in: `float32`, `bfloat16`, or `auto`: float32 on
             a CPU, where bfloat16 is slow unless the processor has units for it, else bfloat16.
             Matrices of another type are computed in their own.
@@ -76,13 +89,14 @@ def orthogonalize(matrices: Tensor, iteration: str = "newton-schulz", precision:
 
 
 def _iterated(x: Tensor, iteration: str, *, fewer: bool) -> Tensor:
-    """`fewer`: in fewer operations (`optimizers.rules.gram_iteration`). A CPU computes as it always has."""
+    """`fewer`: in fewer operations. A CPU computes as it always has."""
     if iteration == "gram":
         return gram_iterations(x, fewer=fewer)
     if fewer:
         return in_fewer_operations(x, ITERATIONS[iteration], each=RESTARTS[iteration])
     for a, b, c in ITERATIONS[iteration]:
-        x = _advance(x[0], a, b, c).unsqueeze(0) if len(x) == 1 else _advance_batch(x, a, b, c)
+        gram = _product(x, x.mT)
+        x = _product(_product(gram, gram, gram, beta=b, alpha=c), x, x, beta=a)
     return x
 
 
@@ -91,14 +105,130 @@ def _compute_dtype(matrices: Tensor, precision: str) -> torch.dtype:
     return torch.bfloat16 if matrices.dtype == torch.float32 and coarse else matrices.dtype
 
 
-def _advance(x: Tensor, a: float, b: float, c: float) -> Tensor:
-    gram = torch.mm(x, x.T)
-    return torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+LOWEST = 0.004
+"""Singular values of at least this share of the norm end within 13 % of one, apart from `_SAFETY`."""
+MINIMAX = (
+    (8.340983873487273, -24.597378447425204, 18.22303221266143),
+    (3.9779944691149365, -2.9654344331587774, 0.5642720594961459),
+    (3.327478708876393, -2.4952376768336983, 0.5108136171602833),
+    (2.3085642173048933, -1.6759941338787725, 0.4195738939954741),
+)
+"""(a, b, c) of a x + b x^3 + c x^5 for each iteration: the closest to 1 on [LOWEST, 1], then on what that
+interval becomes, and so on."""
+
+_SAFETY = 1.01
+"""Factor that each iteration's input may exceed its interval by, because of rounding; not the last one's."""
+COEFFICIENTS = (*((a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) for a, b, c in MINIMAX[:-1]), MINIMAX[-1])
+"""Those of `MINIMAX` with the margin for rounding."""
+
+_SMALLEST = 1e-6
+"""Norm of a matrix of zeros."""
 
 
-def _advance_batch(x: Tensor, a: float, b: float, c: float) -> Tensor:
-    gram = torch.bmm(x, x.mT)
-    return torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+def gram_iterations(x: Tensor, *, fewer: bool = False) -> Tensor:
+    """Move the singular values of each matrix towards one.
+
+    Args:
+        x: of shape (count, m, n) with m <= n, and of a Frobenius norm of about one.
+        fewer: compute a part of large products X X^T and of their squares. Not of the others: polynomials
+            that are as steep as these diverge then in bfloat16.
+
+    Returns:
+        A new tensor of the same shape and type.
+    """
+    _, rows, columns = x.shape
+    each = 1
+    if is_wide(rows, columns):
+        each = RESTARTS["gram"] if x.dtype == torch.bfloat16 else len(MINIMAX)
+    product = _symmetric if fewer else _product
+    gram = product(x, x.mT)
+    square = product(gram, gram)
+    # Norms one by one: the order of summation in a batched reduction may depend on the batch size.
+    norms = torch.stack(
+        torch._foreach_norm(square.unbind(), dtype=torch.promote_types(x.dtype, torch.float32))
+    ).reshape(-1, 1, 1)
+    norms = (norms**0.25 * _SAFETY).clamp_min(_SMALLEST)
+    # That x is to be divided by them is left to the first product with x: its factor is smaller.
+    scale = norms.reciprocal().to(x.dtype)
+    gram.mul_(scale**2)
+    (a, b, c), *following = COEFFICIENTS
+    polynomial = square.mul_(scale**4 * c).add_(gram, alpha=b)
+    polynomial.diagonal(dim1=-2, dim2=-1).add_(a)
+    factor, pending = polynomial * scale, 1
+    for a, b, c in following:
+        if pending == each:
+            x, pending = _product(factor, x), 0
+            gram = product(x, x.mT)
+        else:
+            gram = _product(_product(polynomial, gram), polynomial)
+        squared = product if pending == 0 else _product
+        polynomial = squared(gram, gram, gram, beta=b, alpha=c)
+        polynomial.diagonal(dim1=-2, dim2=-1).add_(a)
+        factor = _product(polynomial, factor) if pending else polynomial
+        pending += 1
+    return _product(factor, x)
+
+
+def in_fewer_operations(
+    x: Tensor, coefficients: Sequence[tuple[float, float, float]], *, each: int
+) -> Tensor:
+    """X <- a X + (b A + c A^2) X with A = X X^T, for each (a, b, c), with a part of large symmetric products
+    and, where X is wide, `each` iterations on A at a time.
+
+    Polynomials of A commute, so all products but those with X are symmetric. Each polynomial is kept as its
+    constant and the rest: in bfloat16 their sum would lose the digits of the rest (tested).
+
+    Args:
+        x: of shape (count, m, n) with m <= n.
+        coefficients: of the iterations.
+        each: iterations after which X and A are formed anew; in bfloat16 all at once diverge.
+    """
+    if not is_wide(*x.shape[-2:]):
+        each = 1
+    for first in range(0, len(coefficients), each):
+        gram = _symmetric(x, x.mT)
+        together = coefficients[first : first + each]
+        (a, b, c), constant = together[0], together[0][0]
+        rest = factor = _symmetric(gram, gram, gram, beta=b, alpha=c)
+        for following in together[1:]:
+            half = _symmetric(rest, gram, gram, beta=a)
+            gram = _symmetric(rest, half, half, beta=a)
+            a, b, c = following
+            rest = _symmetric(gram, gram, gram, beta=b, alpha=c)
+            factor = _symmetric(rest, factor, factor, beta=a).add_(rest, alpha=constant)
+            constant *= a
+        x = torch.baddbmm(x, factor, x, beta=constant)
+    return x
+
+
+def _symmetric(
+    a: Tensor, b: Tensor, plus: Tensor | None = None, *, beta: float = 1.0, alpha: float = 1.0
+) -> Tensor:
+    """alpha a b + beta plus, which is symmetric: of a large one a quarter is copied. torch has no such
+    product."""
+    size = a.shape[-2]
+    half, out = size // 2 if is_halved(size) else size, a.new_empty(len(a), size, size)
+    for rows, columns in ((slice(half), slice(None)), (slice(half, None), slice(half, None))):
+        block, left, right = out[:, rows, columns], a[:, rows], b[..., columns]
+        if block.numel() == 0:
+            continue
+        if plus is None:
+            torch.bmm(left, right, out=block)
+        else:
+            torch.baddbmm(plus[:, rows, columns], left, right, beta=beta, alpha=alpha, out=block)
+    out[:, half:, :half] = out[:, :half, half:].mT
+    return out
+
+
+def _product(
+    a: Tensor, b: Tensor, plus: Tensor | None = None, *, beta: float = 1.0, alpha: float = 1.0
+) -> Tensor:
+    """alpha a b + beta plus. A single matrix is faster by `mm` than by `bmm`."""
+    if len(a) != 1:
+        return torch.bmm(a, b) if plus is None else torch.baddbmm(plus, a, b, beta=beta, alpha=alpha)
+    if plus is None:
+        return torch.mm(a[0], b[0]).unsqueeze(0)
+    return torch.addmm(plus[0], a[0], b[0], beta=beta, alpha=alpha).unsqueeze(0)
 
 
 def orthogonal_directions(directions: Sequence[Tensor], group: Group) -> Iterator[tuple[list[int], Tensor]]:

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schedules.actions import Action, Op
-from schedules.errors import ScheduleError
+from schedules.actions import Action, Op, ScheduleError
 from schedules.simulate import Timeline
 
 if TYPE_CHECKING:

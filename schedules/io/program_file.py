@@ -20,8 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from schedules.actions import Action, Program, parse_action
-from schedules.errors import ScheduleError
+from schedules.actions import Action, Program, ScheduleError, parse_action
 
 FIRST_LINE = "asyncpp program, format 1"
 _KEYS = (

@@ -17,8 +17,7 @@ from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
-from schedules.actions import Op, Program
-from schedules.errors import ScheduleError
+from schedules.actions import Op, Program, ScheduleError
 from schedules.library.one_f_one_b import one_f_one_b
 from schedules.segment import Segment, Slot, flushed
 from schedules.verify import verify

@@ -8,8 +8,7 @@ torch.distributed.pipelining.
 
 from __future__ import annotations
 
-from schedules.actions import Program
-from schedules.errors import ScheduleError
+from schedules.actions import Program, ScheduleError
 from schedules.library.v_shape import RankOrder, placement
 from schedules.schedule import Schedule
 from schedules.segment import Segment, Slot, flushed

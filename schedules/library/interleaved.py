@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from schedules.actions import Op, Program
-from schedules.errors import ScheduleError
+from schedules.actions import Op, Program, ScheduleError
 from schedules.library.one_f_one_b import one_f_one_b
 from schedules.schedule import Schedule
 from schedules.segment import Segment, Slot, flushed, one_forward_one_backward

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from schedules.actions import NO_MICROBATCH, Action, Op, Program
-from schedules.errors import ScheduleError
+from schedules.actions import NO_MICROBATCH, Action, Op, Program, ScheduleError
 from schedules.library.v_block import EVEN_COSTS, BlockCosts, VBlock, v_block
 from schedules.library.v_shape import placement
 from schedules.schedule import Schedule

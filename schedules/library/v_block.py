@@ -19,7 +19,7 @@ from functools import lru_cache
 from itertools import permutations
 from typing import NamedTuple
 
-from schedules.errors import ScheduleError
+from schedules.actions import ScheduleError
 
 
 class BlockCosts(NamedTuple):

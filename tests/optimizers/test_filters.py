@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.results.momentum_filters import Filter, lag, limit, noise, settling, weight_variance
-from optimizers.theory.stability import stability_limit
+from optimizers.stability import stability_limit
 
 FILTERS = st.builds(
     Filter, beta=st.floats(0.0, 0.98), weight=st.floats(0.0, 1.0), coefficient=st.floats(0.0, 2.5)

@@ -18,9 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from optimizers import declaration
 from optimizers.build import build_optimizer
 from optimizers.grouping import Role
-from optimizers.rules import base, gram_iteration, muon
-from optimizers.rules.gram_iteration import LOWEST, MINIMAX
-from optimizers.rules.muon import orthogonalize
+from optimizers.rules import base, muon
+from optimizers.rules.muon import LOWEST, MINIMAX, orthogonalize
 from optimizers.shared_options import RESTARTS, orthogonal_flops
 from stages.config.run_config import ModelConfig
 from stages.shape.families import describe
@@ -74,7 +73,7 @@ def test_fewer_operations_give_the_same(
     iteration: str, shape: tuple[int, int], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an accelerator computes: halves of symmetric products, and wide matrices by their Gram matrix."""
-    monkeypatch.setattr(gram_iteration, "is_halved", lambda side: True)
+    monkeypatch.setattr(muon, "is_halved", lambda side: True)
     x = draw(count, *shape, dtype=torch.float64)
     x /= torch.linalg.matrix_norm(x, keepdim=True)
     as_written = muon._iterated(x, iteration, fewer=False)
@@ -91,7 +90,7 @@ def test_fewer_operations_are_as_exact_in_bfloat16(
     """For flat spectra, spectra over decades, and one value far above all others. The distance from what is
     computed in float64 is at most twice that of the iterations as written; five iterations on one Gram
     matrix were ten and more times as far."""
-    monkeypatch.setattr(gram_iteration, "is_halved", lambda side: True)
+    monkeypatch.setattr(muon, "is_halved", lambda side: True)
     u, _, vh = torch.linalg.svd(draw(*shape, dtype=torch.float64), full_matrices=False)
     spectrum = torch.full((shape[0],), 1e-3, dtype=torch.float64)
     spectrum[0] = 1

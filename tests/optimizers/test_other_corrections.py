@@ -9,9 +9,8 @@ import pytest
 import torch
 from support.optimizer_models import error_feedback
 
-from optimizers.build import build_optimizer
+from optimizers.build import build_optimizer, build_stage_correction
 from optimizers.corrections.base import Correction, PlainUpdate
-from optimizers.corrections.build import build_stage_correction
 from optimizers.corrections.catalogue import CORRECTIONS, refusal
 from optimizers.corrections.dc_asgd import compensate
 from optimizers.corrections.discrepancy import DiscrepancyCorrection

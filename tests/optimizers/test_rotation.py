@@ -8,7 +8,7 @@ from support.optimizer_models import parameters
 
 from optimizers.build import build_optimizer
 from optimizers.rules.basis_rotation import stage_aware_intervals
-from optimizers.rules.eigenbasis import eigenbasis, refresh, reorder, rotate, rotate_back
+from optimizers.rules.soap import eigenbasis, refresh, reorder, rotate, rotate_back
 
 SQUARE = "blocks.0.attention.wq.weight"
 WIDE = "blocks.0.mlp.down.weight"

@@ -12,7 +12,7 @@ from numpy.polynomial import polynomial
 from support.optimizer_models import error_feedback
 
 from optimizers.build import build_optimizer
-from optimizers.theory.stability import FORMS, best_coefficient, characteristic, stability_limit
+from optimizers.stability import FORMS, best_coefficient, characteristic, stability_limit
 
 TABLE = [
     ("none", 0.0, "2", "1", "0.62"),

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from optimizers.build import build_stage_correction
 from optimizers.corrections.base import Correction
-from optimizers.corrections.build import build_stage_correction
 
 SHAPES = {
     "embedding.weight": (11, 6),

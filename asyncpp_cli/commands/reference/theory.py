@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True, help="Stability under delay, without a m
 
 
 class Momentum(StrEnum):
-    """Forms of momentum; values of `optimizers.theory.stability.FORMS`."""
+    """Forms of momentum; values of `optimizers.stability.FORMS`."""
 
     NONE = "none"
     EMA = "ema"
@@ -43,7 +43,7 @@ def stability(
 
     from asyncpp_cli.base.console import show_table
     from asyncpp_cli.base.errors import UserError
-    from optimizers.theory.stability import best_coefficient, stability_limit
+    from optimizers.stability import best_coefficient, stability_limit
 
     if momentum is None and as_json:
         raise UserError("--json wants one case: add --momentum none, ema or nesterov-ema")

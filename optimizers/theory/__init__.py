@@ -1,1 +1,0 @@
-"""Stability of momentum under delay on a quadratic."""
