@@ -39,7 +39,7 @@ from stages.metrics.rows import step_row
 from stages.model.decoder import Stage, initialise
 from stages.model.head_loss import next_token_loss
 from stages.pipeline.build import build_ranks
-from stages.pipeline.replay import drive
+from stages.pipeline.executor import drive
 from stages.shape.partition import cut_model
 from stages.update.lr_schedule import learning_rate_factor
 from stages.update.rank_stats import StepResult

@@ -49,7 +49,7 @@ from stages.liveness.stop_signal import never
 from stages.memory.measure import MemoryMeter
 from stages.model.block.compiler import compiles_here
 from stages.pipeline.build import Rank, activation_shape, build_ranks, dtypes, segment_lengths
-from stages.pipeline.replay import drive
+from stages.pipeline.executor import drive
 from stages.shape.families import describe
 from stages.shape.partition import cut_of
 from stages.update.rank_stats import staleness_problem

@@ -142,7 +142,7 @@ def measure(options: argparse.Namespace) -> dict[int, dict[str, list[float]]]:
             arms["fully_shard"] = by_fully_shard(options, batch)
             arms |= {exchange: by_itself(options, exchange) for exchange in EXCHANGES}
             own = in_turns(arms, rounds=options.rounds)
-            both = {arm: process.gather(seconds) for arm, seconds in own.items()}
+            both = {arm: process.meetings.gather(seconds) for arm, seconds in own.items()}
             found[batch] = {
                 arm: [max(of_round) for of_round in zip(*seconds, strict=True)]
                 for arm, seconds in both.items()

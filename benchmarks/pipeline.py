@@ -211,12 +211,12 @@ def measure(rank: int, folder: str, options: argparse.Namespace) -> dict[str, li
                 arms[f"{name} slow"] = ours(process, options, name, slow=True)
 
         def all_at_once(segment: Callable[[], float]) -> float:
-            process.gather(None)
+            process.meetings.gather(None)
             return segment()
 
         own = in_turns({arm: partial(all_at_once, arms[arm]) for arm in arms}, rounds=options.rounds)
         return {
-            arm: [max(of_round) for of_round in zip(*process.gather(times), strict=True)]
+            arm: [max(of_round) for of_round in zip(*process.meetings.gather(times), strict=True)]
             for arm, times in own.items()
         }
 

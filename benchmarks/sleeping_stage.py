@@ -14,9 +14,9 @@ from stages.comm.collectives import Group
 from stages.comm.communicator import Communicator, Work
 from stages.comm.gradient_reduction import runs_of
 from stages.comm.reduction_rounds import reduction_plan
+from stages.model.experts import Routing
 from stages.model.head_loss import next_token_loss
 from stages.model.head_shard import HeadShard, ShardPass
-from stages.model.routing import Routing
 from stages.shape.optimizer_sharding import assign_owners
 from stages.update.balance import LoadTally
 from stages.update.optimizer_step import UpdateResult

@@ -15,7 +15,7 @@ from stages.config.segments import (
     segment_program,
     sync_steps,
 )
-from stages.shape.head_chunks import has_terms
+from stages.shape.head import has_terms
 from stages.weights.gradient_buffers import gradient_buffers
 
 MOST_SLOTS = 100_000

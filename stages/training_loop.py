@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Required, TypedDict
 
+import msgspec
 import torch
 from torch import Tensor
 
 from schedules import Program, analyze
 from stages.checkpoint.files import Owner
-from stages.checkpoint.initial_broadcast import broadcast_initial_weights, read_initial_weights
+from stages.checkpoint.initial_weights import read_initial
 from stages.checkpoint.manager import Checkpoints, Progress
-from stages.comm.json_data import from_json
 from stages.comm.process import Process
+from stages.comm.rendezvous.authenticated import Json
 from stages.comm.topology import Connection
-from stages.config.run_config import RunConfig
+from stages.config.run_config import ModelConfig, RunConfig
 from stages.config.segments import segment_program
 from stages.data.dataset import prepare
 from stages.data.shards import DataError, ShardWatch
@@ -28,13 +29,57 @@ from stages.liveness.watchdog import ActivityTracker
 from stages.memory.measure import MemoryMeter
 from stages.metrics.row_writer import RankReport, Recorder, Rows
 from stages.metrics.rows import tensor_digest
-from stages.pipeline.build import build_ranks, dtypes, representative_programs, segment_lengths
-from stages.pipeline.drain_meetings import DrainMeetings
+from stages.pipeline.build import Rank, build_ranks, dtypes, representative_programs, segment_lengths
 from stages.pipeline.evaluation import ValidationLoss, evaluate, weights_and_biases
-from stages.pipeline.replay import drive
+from stages.pipeline.executor import drive
+from stages.pipeline.timeline import Meeting
 from stages.pipeline.torch_profile import StepProfiler
 from stages.pipeline.warm_up import warm_up_ranks
+from stages.shape.head import whole_name
 from stages.update.rank_stats import StepResult, staleness_problem
+
+
+class DrainMeetings:
+    """The meetings of one process.
+
+    Args:
+        process: of this rank; None: there is one process, which meets nobody.
+        writing_process: number of the process that writes the run's rows.
+    """
+
+    def __init__(self, process: Process | None, *, writing_process: int) -> None:
+        self._process = process
+        self._writing_process = writing_process
+        self.latest = Meeting(host=socket.gethostname(), left=time.perf_counter())
+        """When this process left the latest meeting."""
+
+    def first(self, *values: Json) -> list[Json]:
+        """For each of several values, the first process's that is not None. All processes meet."""
+        if self._process is None:
+            return list(values)
+        first = self._process.meetings.first(*values)
+        self._leave()
+        return first
+
+    def at_writer(self, items: Sequence[object], *, starting: bool = False) -> list[Json] | None:
+        """The items of all processes, as JSON with text for keys, in the process that writes rows; None
+        elsewhere. All meet.
+
+        Args:
+            items: of this process.
+            starting: whether others may still be starting.
+        """
+        # Processes exchange data and no pickles. A deque, which msgspec does not know, is sent as a list.
+        content = [msgspec.to_builtins(item, str_keys=True, enc_hook=list) for item in items]
+        if self._process is None:
+            return content
+        seconds = self._process.start_timeout.total_seconds() if starting else None
+        everyone = self._process.meetings.gather(content, to=self._writing_process, seconds=seconds)
+        self._leave()
+        return [item for of_process in everyone for item in of_process] if everyone else None
+
+    def _leave(self) -> None:
+        self.latest = Meeting(host=self.latest.host, left=time.perf_counter())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +280,7 @@ class TrainingLoop:
             broadcast_initial_weights(self._ranks, in_process=self._process is None)
         if collected is None:
             return
-        stage_sizes = sorted(dict(from_json(list[tuple[int, int]], collected)).items())
+        stage_sizes = sorted(dict(msgspec.convert(collected, list[tuple[int, int]])).items())
         self._rows.start(
             self._corpus,
             step=start.step,
@@ -301,7 +346,7 @@ class TrainingLoop:
             ]
         )
         if collected is not None:
-            reports = from_json(list[RankReport], collected)
+            reports = msgspec.convert(collected, list[RankReport], str_keys=True)
             self._rows.segment(reports, first_step=first_step, steps=steps, seconds=self._seconds)
         return done, cut_short or bool(stop)
 
@@ -358,7 +403,7 @@ class TrainingLoop:
         own = [(name, tensor_digest(tensor)) for name, tensor in weights.items()]
         digests = self._meetings.at_writer(own)
         if digests is not None:
-            self._rows.end(from_json(list[tuple[str, str]], digests), seconds=self._seconds)
+            self._rows.end(msgspec.convert(digests, list[tuple[str, str]]), seconds=self._seconds)
 
     def _program(self, first_step: int, steps: int) -> Program:
         return segment_program(self._config, first_step=first_step, steps=steps)
@@ -377,3 +422,42 @@ class TrainingLoop:
     def _on_step(self, result: StepResult) -> None:
         """Called at each update of the last stage, in the process that holds that of data rank 0."""
         self._rows.step(result, seconds=self._seconds + result.time - self._segment_started)
+
+
+def read_initial_weights(ranks: Sequence[Rank], config: ModelConfig, *, process: Process | None) -> None:
+    """Read the parameters that these ranks own from `model.init`.
+
+    Args:
+        ranks: those that this process performs.
+        config: of the model.
+        process: this one; None: it performs all ranks of the run.
+    """
+    # The hash needs all of the files: one process per machine reads them; the others read their part.
+    verify = process is None or process.local_rank == 0
+    for rank in ranks:
+        for state in rank.stages.values():
+            weights = state.weights
+            names = [*map(whole_name, weights.master.names), *weights.replicas[0].named_biases()]
+            weights.load_initial(read_initial(config, names, verify_hash=verify))
+
+
+def broadcast_initial_weights(ranks: Sequence[Rank], *, in_process: bool) -> None:
+    """Complete the first replica of every stage.
+
+    Args:
+        ranks: those that this process performs.
+        in_process: whether they are all ranks of the run, so that nothing is waited for.
+    """
+    exchanges = [
+        (
+            state.weights,
+            rank.connection.data.broadcast(state.weights.replicas[0].flat, state.weights.ownership.runs),
+        )
+        for rank in ranks
+        for state in rank.stages.values()
+    ]
+    for weights, exchange in exchanges:
+        with weights.receiving_initial():
+            if not in_process:
+                exchange.wait()
+            exchange.take()

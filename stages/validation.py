@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import schedules
 from optimizers import CORRECTIONS, METHODS, check_correction, check_options, is_custom, method_named, refusal
@@ -40,7 +41,7 @@ from stages.data.dataset import (
 from stages.model.block.compiler import compile_refusal
 from stages.schedule_validation import check_schedule
 from stages.shape.families import FAMILIES
-from stages.shape.moe_validation import check_experts
+from stages.shape.moe import BALANCES, SCORES
 from stages.shape.spec import head_dim
 from stages.update.lr_schedule import DECAY_SHARE, SCHEDULES
 
@@ -453,3 +454,67 @@ def _check_document_mask(config: RunConfig) -> None:
 def _one_of(key: str, value: str, accepted: Collection[str]) -> None:
     if value not in accepted:
         raise ConfigError(key, unknown(value, accepted))
+
+
+_DEPENDENT = (
+    "active_experts",
+    "shared_experts",
+    "expert_width",
+    "dense_layers",
+    "router_score",
+    "route_normalised",
+    "route_scale",
+    "balance",
+    "balance_rate",
+)
+"""Keys of `model` that mean nothing without experts."""
+
+
+def check_experts(config: RunConfig) -> None:
+    """Check the keys of a mixture of experts, or that a dense model has none.
+
+    Raises:
+        ConfigError: names the first invalid key, what is wrong and what is accepted.
+    """
+    model = config.model
+    if not model.experts:
+        for key in _DEPENDENT:
+            value, default = getattr(model, key), getattr(ModelConfig, key)
+            if value != default:
+                accepted = "null" if default is None else default
+                raise ConfigError(
+                    f"model.{key}",
+                    f"is {_shown(value)}, and model.experts is 0; accepted with it: {accepted}",
+                )
+        return
+    if model.factory is not None:
+        raise ConfigError(
+            "model.experts", "goes with the decoder, not with model.factory; accepted with it: 0"
+        )
+    if model.active_experts is None or model.active_experts > model.experts:
+        raise ConfigError(
+            "model.active_experts",
+            f"is {_shown(model.active_experts)}, must be from 1 to model.experts = {model.experts}",
+        )
+    if model.expert_width is None:
+        raise ConfigError("model.expert_width", "is null, must be at least 1")
+    if model.dense_layers >= model.layers:
+        raise ConfigError(
+            "model.dense_layers",
+            f"is {model.dense_layers}, must be below model.layers = {model.layers}, or there are no experts",
+        )
+    for key, accepted in (("router_score", SCORES), ("balance", BALANCES)):
+        value = getattr(model, key)
+        if value is not None and value not in accepted:
+            raise ConfigError(
+                f"model.{key}", f"{value!r} is not known; accepted: {', '.join(accepted)}, or null"
+            )
+    if model.balance_rate is not None and model.balance == "none":
+        raise ConfigError(
+            "model.balance_rate",
+            f"is {model.balance_rate:g}, and model.balance is none; accepted with it: null",
+        )
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -11,10 +11,9 @@ from stages.config.run_config import RunConfig, chosen_correction, optimizer_opt
 from stages.memory.estimate import head_chunk_rows, planned_on_gpu, sizes, tied_values
 from stages.shape.activations import INDEX_BYTES
 from stages.shape.families import describe
-from stages.shape.head_chunks import shard_chunk
+from stages.shape.head import shard_chunk
 from stages.shape.partition import StageCut, stage_parameters
-from stages.shape.spec import ModelPart, Parameter
-from stages.shape.stacks import is_stack
+from stages.shape.spec import ModelPart, Parameter, is_stack
 
 
 def backward_bytes(config: RunConfig, cut: StageCut, *, mismatched: bool = False) -> int:

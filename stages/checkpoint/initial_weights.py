@@ -20,8 +20,8 @@ from stages.config.records import DamagedError, read_bytes
 from stages.config.run_config import ModelConfig
 from stages.shape.families import describe
 from stages.shape.hf_config import config_differences, family_difference
+from stages.shape.moe import BIAS
 from stages.shape.moe_hugging_face import NoClassError
-from stages.shape.moe_settings import BIAS
 from stages.shape.parametrization import factor_in_plain_decoder
 from stages.shape.spec import Parameter
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -34,11 +33,11 @@ from stages.checkpoint.files import (
 )
 from stages.checkpoint.reader import CheckpointReader
 from stages.checkpoint.state import Saved, pack
-from stages.checkpoint.writer import write_tensors
+from stages.checkpoint.writer import HostCopies, write_tensors
+from stages.comm.communicator import in_background
 from stages.comm.process import Process
 from stages.comm.rendezvous.authenticated import Json
 from stages.comm.rendezvous.client import Meetings
-from stages.update.host_copies import HostCopies
 from stages.update.optimizer_step import STEPS_TO_FULL_STATE, StageState, UpdateState
 
 
@@ -90,7 +89,7 @@ class Checkpoints:
         if process is not None:
             self._meetings = Meetings(process.member, "checkpoints", seconds=timeout)
         self._copies = HostCopies()
-        self._saving: Future[None] | None = None
+        self._saving: Future[object] | None = None
 
     def save(
         self,
@@ -119,7 +118,9 @@ class Checkpoints:
             tensors |= stage_tensors
             records.append(record)
         copies = self._copies.take(tensors)
-        self._saving = _in_background(lambda: self._write(progress, copies, records, versions, first=first))
+        self._saving = in_background(
+            lambda: self._write(progress, copies, records, versions, first=first), name="checkpoint"
+        )
 
     @property
     def failed(self) -> bool:
@@ -349,19 +350,3 @@ class _ExpectedStates:
         if key not in self._known:
             self._known[key] = self._stages[number].update.state_after(updates)
         return self._known[key]
-
-
-def _in_background(work: Callable[[], None]) -> Future[None]:
-    """Call `work` in a daemon thread."""
-    future: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-    threading.Thread(target=run, daemon=True, name="checkpoint").start()
-    return future

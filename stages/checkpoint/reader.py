@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stages.checkpoint.files import CheckpointError, Index, SavedTensor
 from stages.checkpoint.writer import SAFETENSORS_DTYPES
-from stages.shape.head_rows import split_name
+from stages.shape.head import split_name
 
 Form = tuple[torch.Size, torch.dtype]
 """Shape and type of a tensor."""
@@ -21,7 +21,7 @@ Form = tuple[torch.Size, torch.dtype]
 class CheckpointReader:
     """Reads tensors of the checkpoint in `folder`, whose files match its manifest.
 
-    A tensor that was saved in shards of rows (`stages.shape.head_rows`) is read whole, or any of its rows.
+    A tensor that was saved in shards of rows (`stages.shape.head`) is read whole, or any of its rows.
 
     Raises:
         CheckpointError: the shards of a tensor do not fit together.

@@ -20,7 +20,7 @@ from stages.config.run_config import RunConfig, chosen_correction
 from stages.config.segments import segment_program
 from stages.pipeline.build import dtypes
 from stages.shape.families import describe
-from stages.shape.head_rows import whole_name
+from stages.shape.head import whole_name
 
 
 class SavedWeights:

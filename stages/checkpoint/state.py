@@ -5,7 +5,7 @@
     optimizer/NAME/KEY          the optimizer's state of the parameter
     correction/PATH/NAME        the correction's state of the parameter
 
-A NAME is that of a parameter, or of one matrix of a stack (`stages.shape.stacks`). Keys contain neither
+A NAME is that of a parameter, or of one matrix of a stack (`stages.shape.spec`). Keys contain neither
 stages nor owners, so a run can resume with parameters on other stages and with other owners. Each owner saves
 the state of its parameters; every data rank reads all weight versions.
 """
@@ -29,7 +29,7 @@ from stages.checkpoint.files import (
 )
 from stages.checkpoint.reader import Form, row_form
 from stages.checkpoint.writer import SAFETENSORS_DTYPES
-from stages.shape.head_rows import split_name, whole_name
+from stages.shape.head import split_name, whole_name
 from stages.update.optimizer_step import StageState, UpdateState
 
 STATE_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)

@@ -1,4 +1,4 @@
-"""Writes the tensors of one process as a safetensors file."""
+"""Copies the tensors of one process, and writes them as a safetensors file."""
 
 from __future__ import annotations
 
@@ -72,3 +72,26 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, 
         for key in keys
     }
     return places, FileEntry(bytes=8 + len(text) + end, sha256=sha256.hexdigest())
+
+
+class HostCopies:
+    """Copies tensors into reused host buffers, so that a checkpoint can be written while training goes on."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[torch.Size, torch.dtype, bool], list[Tensor]] = {}
+
+    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of the tensors by the same keys; they overwrite those of the last call."""
+        free = {kind: list(buffers) for kind, buffers in self._buffers.items()}
+        taken: dict[str, Tensor] = {}
+        for key, tensor in tensors.items():
+            kind = (tensor.shape, tensor.dtype, tensor.is_cuda)
+            if not free.get(kind):
+                # A GPU copies faster into pinned memory, and all tensors at once.
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                self._buffers.setdefault(kind, []).append(buffer)
+                free.setdefault(kind, []).append(buffer)
+            taken[key] = free[kind].pop().copy_(tensor, non_blocking=True)
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            torch.cuda.synchronize()
+        return taken

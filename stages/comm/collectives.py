@@ -17,8 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from stages.comm.communicator import Communicator, Work
-from stages.comm.full_duplex import FullDuplex
+from stages.comm.communicator import Communicator, FullDuplex, Work
 from stages.comm.gradient_reduction import Reducer, add_up, runs_of
 from stages.comm.reduction_rounds import ReductionPlan
 from stages.shape.optimizer_sharding import Run

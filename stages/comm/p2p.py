@@ -21,9 +21,9 @@ from schedules.deadlock import sends_in_flight
 from schedules.dependencies import POSTED_AHEAD, Place, acknowledged, places_to_post
 from schedules.messages import Kind, Message, channels_between_ranks, sent_between_ranks
 from stages.comm.communicator import Work
-from stages.comm.message_widths import message_width
 from stages.comm.process import Process
 from stages.liveness.watchdog import Waiting
+from stages.shape.activations import message_width
 
 _SENDER, _RECEIVER = 0, 1
 """Ranks in the communicator of a channel."""

@@ -20,12 +20,16 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from stages.comm.communicator import Communicator
-from stages.comm.device_settings import check_environment, set_arithmetic, set_environment, set_up_link
-from stages.comm.full_duplex import FullDuplex
-from stages.comm.host_staging import HostStaged
+from stages.comm.communicator import Communicator, FullDuplex, HostStaged
+from stages.comm.device_settings import (
+    check_environment,
+    gpu_of,
+    run_near,
+    set_arithmetic,
+    set_environment,
+    set_up_link,
+)
 from stages.comm.network import choose_address, set_nccl_interface
-from stages.comm.placement import gpu_of, run_near
 from stages.comm.rendezvous.authenticated import Json, make_secret, read_secret
 from stages.comm.rendezvous.client import GoneError, GroupStore, HubStore, Meetings, Member
 from stages.comm.rendezvous.hub import Hub
@@ -137,10 +141,6 @@ class Process:
         options._timeout = self.timeout
         return options
 
-    def gather(self, value: Json, *, to: int | None = None) -> list[Json]:
-        """The values of all ranks, in rank order: see `Meetings.gather`. For drains only."""
-        return self.meetings.gather(value, to=to)
-
 
 def abort_together(communicators: Sequence[Any]) -> None:
     """Abort NCCL communicators within one group, whatever state each is in.
@@ -161,7 +161,7 @@ def abort_together(communicators: Sequence[Any]) -> None:
 def choose_device(
     site: SiteConfig, *, rank: int = 0, local_rank: int = 0, local_size: int = 1, data_ranks: int = 1
 ) -> torch.device:
-    """The device that a process computes on (`stages.comm.placement`).
+    """The device that a process computes on (`stages.comm.device_settings`).
 
     Raises:
         RuntimeError: `site.device` is `cuda` and no GPU is available.

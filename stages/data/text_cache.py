@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.config.run_config import DataConfig
-from stages.data.checksummed_json import (
+from stages.data.integrity import (
     CHECKSUM_KEY,
     identifies,
     read_checksummed,

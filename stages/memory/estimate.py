@@ -15,13 +15,12 @@ from optimizers.options import Value
 from optimizers.state_size import state_values
 from schedules import Analysis, Program, analyze
 from schedules.messages import Kind
-from stages.comm.message_widths import message_width
 from stages.comm.reduction_rounds import reduction_plan, room_bytes
 from stages.config.run_config import ModelConfig, RunConfig, chosen_correction, optimizer_options
 from stages.memory.in_flight import Moment, after, in_flight_counts, most_held, rank_moments
-from stages.shape.activations import INDEX_BYTES, CheapPart, Values
+from stages.shape.activations import INDEX_BYTES, CheapPart, Values, message_width
 from stages.shape.families import describe
-from stages.shape.head_chunks import chunk_rows, has_terms
+from stages.shape.head import chunk_rows, has_terms
 from stages.shape.optimizer_sharding import assign_owners
 from stages.shape.partition import StageCut, cut_of, first_alike, owned_members, stage_parameters
 from stages.shape.spec import Parameter, PartSpec, head_dim

@@ -14,8 +14,8 @@ from optimizers.named import import_named
 from stages.config.run_config import ModelConfig
 from stages.data.documents import Documents
 from stages.model.decoder import Place, RunBlock, Stage, run_as_it_stands
+from stages.model.experts import Routing
 from stages.model.head_loss import next_token_loss
-from stages.model.routing import Routing
 from stages.shape.partition import StageCut
 
 Parts = tuple[nn.Module, Sequence[nn.Module], nn.Module]

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 
 from stages.config.run_config import ModelConfig
 from stages.data.documents import Documents
-from stages.model.experts import ExpertBlock
+from stages.model.experts import ExpertBlock, Routing
 from stages.model.gradients.split_backward import Linear
 from stages.model.head_loss import capped, head_loss
 from stages.model.head_shard import HeadShard
 from stages.model.layers import MLP, Attention, Block, Embedding, RMSNorm
-from stages.model.routing import Routing
 from stages.shape.families import FAMILIES
-from stages.shape.moe_settings import has_experts
+from stages.shape.moe import has_experts
 from stages.shape.parametrization import initial_std, output_multiplier
 from stages.shape.partition import StageCut
 from stages.shape.spec import head_dim

@@ -1,4 +1,4 @@
-"""The loss behind the head's matrix: of whole logits, or in chunks (`stages.shape.head_chunks`).
+"""The loss behind the head's matrix: of whole logits, or in chunks (`stages.shape.head`).
 
 Chunks take the gradients in the forward, as Liger's kernels do (arXiv 2410.10989, section 3.2) and torch's
 `linear_cross_entropy` since 2.13. That rounds the loss and the sum over the chunks to the type of the input;
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stages.model.gradients.split_backward import DeferredGradients, Linear, deferred_now
 from stages.model.gradients.weight_gradient import add_product
-from stages.shape.head_chunks import chunk_rows
+from stages.shape.head import chunk_rows
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 
 from stages.model.gradients.split_backward import DeferredGradients
 from stages.model.gradients.weight_gradient import add_rows
-from stages.shape.head_chunks import shard_chunk
-from stages.shape.head_rows import rows_name
+from stages.shape.head import rows_name, shard_chunk
 
 
 class ShardPass(NamedTuple):

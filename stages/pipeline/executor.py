@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -397,3 +398,17 @@ class RankExecutor:
         tensor = self._links.receive(message)
         self._clock.measure(started, self.trace.note_wait)
         return tensor
+
+
+def drive(parts: Sequence[Iterator[None] | Generator[None, None, Any]]) -> list[Any]:
+    """Advance the parts in turn until all have ended; returns their results."""
+    results: list[Any] = [None] * len(parts)
+    going = dict(enumerate(parts))
+    while going:
+        for index, part in list(going.items()):
+            try:
+                next(part)
+            except StopIteration as stop:
+                results[index] = stop.value
+                del going[index]
+    return results

@@ -1,9 +1,14 @@
-"""One micro-batch in one stage: its forward, and its backward or the two halves of that."""
+"""One micro-batch in one stage: its forward, and its backward or the two halves of that.
+
+The autograd graph of a forward keeps neither the stage's input nor its output. Both belong to messages.
+Autograd saves what its backward needs, and that is often neither of them; a tensor that the executor kept
+beside it would add to every micro-batch in flight.
+"""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -11,10 +16,47 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradien
 
 from stages.data.documents import Documents
 from stages.model.decoder import Stage
+from stages.model.experts import Routing
 from stages.model.gradients.split_backward import DeferredGradients, deferring
 from stages.model.gradients.weight_gradient import WholeGradients
-from stages.model.routing import Routing
-from stages.pipeline.stage_graph import InputGradient, graph_input
+
+
+class InputGradient:
+    """Receives the gradient of a stage's input in the backward."""
+
+    def __init__(self) -> None:
+        self._value: Tensor | None = None
+
+    def put(self, gradient: Tensor) -> None:
+        """Called by the backward."""
+        self._value = gradient.contiguous()
+
+    def take(self) -> Tensor:
+        """The gradient, contiguous; forgets it."""
+        value, self._value = self._value, None
+        assert value is not None, "the output does not depend on the input"
+        return value
+
+
+def graph_input(given: Tensor, gradient: InputGradient) -> Tensor:
+    """The same values as the beginning of a graph whose backward leaves their gradient in `gradient`.
+
+    A leaf of the graph would be kept by the node that accumulates its gradient.
+    """
+    beginning = torch.empty(0, device=given.device, requires_grad=True)
+    return cast(Tensor, _Input.apply(beginning, given, gradient))  # type: ignore[no-untyped-call]
+
+
+class _Input(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, beginning: Tensor, given: Tensor, gradient: InputGradient) -> Tensor:
+        ctx.gradient = gradient
+        return given.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        ctx.gradient.put(gradient)
+        return None, None, None
 
 
 class Pass(Protocol):

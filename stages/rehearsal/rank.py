@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
 from schedules import Program
 from schedules.actions import Action
 from stages.checkpoint.state import pack
+from stages.checkpoint.writer import HostCopies
 from stages.comm.communicator import Communicator
 from stages.comm.process import Process
 from stages.comm.topology import Connection, connect
@@ -34,17 +35,16 @@ from stages.config.run_config import RunConfig
 from stages.config.segments import schedule_facts, segment_program, sync_steps
 from stages.data.dataset import Corpus
 from stages.data.shards import Shard
-from stages.memory.storages import tensors_in
+from stages.memory.measure import tensors_in
 from stages.model.block.compiler import is_compiled
 from stages.model.block.runner import block_runner
 from stages.pipeline.build import Rank, activation_shape, build_ranks, dtypes
 from stages.pipeline.evaluation import evaluate
-from stages.pipeline.replay import drive
+from stages.pipeline.executor import drive
 from stages.pipeline.warm_up import warm_up_ranks
 from stages.rehearsal.fake_gpu import GPU, fake_tensors
 from stages.rehearsal.watch import CPU, HERE, TORCH, Finding, Watch, shortened
 from stages.update.balance import BlockLoad, LoadTally
-from stages.update.host_copies import HostCopies
 from stages.update.optimizer_step import STEPS_TO_FULL_STATE
 
 HOT = ("F", "B", "I", "W", "update")

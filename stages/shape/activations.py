@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from schedules.messages import Kind
+
 INDEX_BYTES = 8
 """Size of an index or a token id."""
 
@@ -49,3 +51,18 @@ class CheapPart:
         """As those of `Values`."""
         copies = 0 if fused else 1 if wide == narrow else 2
         return self.made.bytes(narrow=narrow, wide=wide, fused=fused) + copies * self.normalized * wide
+
+
+def message_width(kind: Kind, *, width: int, per_wide: int) -> int:
+    """Values per token.
+
+    Args:
+        kind: of the message.
+        width: of the model.
+        per_wide: values of a message that hold one number of at least float32.
+    """
+    if kind is Kind.PART:
+        # Two terms of the gradient of the hidden states, and per token the logarithm of the shard's sum and
+        # the logit of the target.
+        return 2 * width + 2 * per_wide
+    return per_wide if kind is Kind.SUMS else width

@@ -8,9 +8,8 @@ from typing import Any
 
 from optimizers.grouping import Role, role_of
 from stages.config.run_config import ModelConfig
-from stages.shape import moe_description as moe
 from stages.shape.llama import LLAMA
-from stages.shape.moe_settings import has_experts
+from stages.shape.moe import describe_experts, has_experts
 from stages.shape.qwen3 import QWEN3
 from stages.shape.spec import Family, ModelSpec, decoder
 
@@ -32,7 +31,7 @@ def _described(settings: tuple[Any, ...]) -> ModelSpec:
     config = ModelConfig(*settings)
     family = FAMILIES[config.family]
     attention, dense = family.attention(config), family.mlp(config)
-    routed = moe.experts(config) if config.experts else dense
+    routed = describe_experts(config) if config.experts else dense
     mlps = tuple(routed if has_experts(config, block) else dense for block in range(config.layers))
     return decoder(config, attention, mlps)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stages.config.run_config import ModelConfig
-from stages.shape.moe_settings import Mixture, has_experts, mixture_of
+from stages.shape.moe import Mixture, has_experts, mixture_of
 from stages.shape.spec import HuggingFace
 
 

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import prod
 
-from stages.shape.stacks import Shape, is_stack, member_count, member_shape
+from stages.shape.spec import Shape, is_stack, member_count, member_shape
 
 Run = tuple[int, int]
 """First and one past the last entry of adjacent entries in a flat buffer."""
@@ -16,7 +16,7 @@ Run = tuple[int, int]
 
 @dataclass(frozen=True)
 class Ownership:
-    """The owner of each member (`stages.shape.stacks`) of a stage's parameters, and the layout of its flat
+    """The owner of each member (`stages.shape.spec`) of a stage's parameters, and the layout of its flat
     buffers: first the parameters that are no stacks, by owner, then the stacks."""
 
     order: tuple[int, ...]

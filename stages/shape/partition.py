@@ -13,8 +13,8 @@ from typing import Any
 from stages.config.run_config import ModelConfig, RunConfig
 from stages.config.segments import schedule_facts
 from stages.shape.families import describe
-from stages.shape.head_rows import rows_name, shard_rows
-from stages.shape.moe_settings import has_experts
+from stages.shape.head import rows_name, shard_rows
+from stages.shape.moe import has_experts
 from stages.shape.optimizer_sharding import assign_owners
 from stages.shape.spec import Parameter
 

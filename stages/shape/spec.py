@@ -6,6 +6,11 @@ optimizer groups, export and import read the description; none of them knows a s
 
 Counts are per token. What is computed and what is stored are stated apart: a part may have more parameters
 than one token meets.
+
+Experts are stacks of matrices, parameters of shape (experts, rows, columns). A module computes with a whole
+stack. Optimizers, data ranks, checkpoints and initial values handle its matrices, its members, one by one:
+`blocks.3.experts.up.5` is the sixth matrix of `blocks.3.experts.up`. Every other parameter is its own only
+member.
 """
 
 from __future__ import annotations
@@ -20,8 +25,30 @@ from typing import Any, NamedTuple
 from optimizers.grouping import DECAYED, Role
 from stages.config.run_config import ModelConfig
 from stages.shape.activations import CheapPart, Values
-from stages.shape.head_rows import whole_name
-from stages.shape.stacks import member_names, member_shape
+from stages.shape.head import whole_name
+
+Shape = tuple[int, ...]
+
+
+def is_stack(shape: Shape) -> bool:
+    """Whether a parameter of this shape is a stack."""
+    return len(shape) == 3
+
+
+def member_count(shape: Shape) -> int:
+    """Number of members of a parameter of this shape."""
+    return shape[0] if is_stack(shape) else 1
+
+
+def member_shape(shape: Shape) -> Shape:
+    """The shape of each of its members."""
+    return shape[1:] if is_stack(shape) else shape
+
+
+def member_names(name: str, shape: Shape) -> tuple[str, ...]:
+    """The names of its members."""
+    return tuple(f"{name}.{index}" for index in range(shape[0])) if is_stack(shape) else (name,)
+
 
 EXPERT = "{expert}"
 """Stands in a stack's `hf_name` for the number of the expert."""
@@ -49,7 +76,7 @@ class Parameter(NamedTuple):
     part: ModelPart = ModelPart.BLOCK
 
     def members(self) -> Iterator[Parameter]:
-        """Its members (`stages.shape.stacks`) as parameters; most parameters are their own only one."""
+        """Its members as parameters; most parameters are their own only one."""
         for index, name in enumerate(member_names(self.name, self.shape)):
             yield self._replace(
                 name=name, shape=member_shape(self.shape), hf_name=self.hf_name.replace(EXPERT, str(index))

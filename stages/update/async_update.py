@@ -21,10 +21,9 @@ from schedules.actions import ADDING_NOTHING, Action, Op, Program
 from schedules.dependencies import Place, launched, places_to_agree
 from stages.comm.collectives import Exchange, Reduction
 from stages.model.gradients.weight_gradient import WholeGradients
-from stages.update.host_copies import to_host
 from stages.update.rank_stats import RankTrace
 from stages.update.update_phases import Gathered, UpdateContext, UpdatePhases
-from stages.update.update_stream import Streams
+from stages.update.update_stream import Streams, to_host
 from stages.weights.flat_buffers import GradientBuffer
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from optimizers.corrections.discrepancy import DiscrepancyCorrection
 from optimizers.named import is_custom
 from stages.config.run_config import RunConfig, chosen_correction, optimizer_options
 from stages.shape.families import parameter_roles
-from stages.shape.moe_settings import mixture_of
+from stages.shape.moe import mixture_of
 from stages.shape.parametrization import growth_of
 from stages.update.balance import LoadTally, moved
 from stages.update.lr_schedule import learning_rate_factor

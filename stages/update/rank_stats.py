@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 
 from schedules import Analysis
@@ -66,7 +66,7 @@ class RankTrace:
     """Why the run ends after this segment; None: it does not."""
     not_finite: str | None = None
     """Names weights that were not finite when a step was skipped; None: they were."""
-    latest: deque[Timed] = field(default_factory=lambda: deque(maxlen=0))
+    latest: MutableSequence[Timed] = field(default_factory=lambda: deque(maxlen=0))
     """The most recent actions; an update counts when it is applied."""
     _waited_in_action: float = 0.0
     """Seconds that the current action has waited so far."""

@@ -17,9 +17,9 @@ from schedules.actions import NO_MICROBATCH, Action, Op, Program
 from schedules.dependencies import steps_to_agree
 from stages.comm.collectives import Exchange, Group, Reduction, sum_in_order
 from stages.update.clock import Clock
-from stages.update.host_copies import to_host
 from stages.update.optimizer_step import StageState, squared_norm
 from stages.update.rank_stats import RankTrace, StepResult
+from stages.update.update_stream import to_host
 from stages.weights.flat_buffers import GradientBuffer
 from stages.weights.weight_versions import Replica
 

@@ -1,4 +1,4 @@
-"""The stream of a device that updates run on, beside the pipeline's actions.
+"""The stream of a device that updates run on, beside the pipeline's actions, and copies from it to the host.
 
 On one stream, each phase of an update would begin behind the actions that the host has launched ahead. On a
 stream of their own, the phases follow each other, and only an action that needs the update waits for it.
@@ -10,6 +10,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
+
+from stages.comm.collectives import Exchange
 
 
 class Streams(Protocol):
@@ -75,3 +78,14 @@ class CudaStreams:
 def streams_of(device: torch.device) -> Streams:
     """The streams of `device`."""
     return CudaStreams(device) if device.type == "cuda" else OneStream()
+
+
+def to_host(numbers: Tensor) -> Exchange[list[float]]:
+    """Start copying a row of numbers to the host."""
+    if not numbers.is_cuda:
+        return Exchange(ready=lambda: True, wait=lambda: None, take=numbers.tolist)
+    copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    copy.copy_(numbers, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+    return Exchange(ready=copied.query, wait=copied.synchronize, take=copy.tolist)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stages.comm.gradient_reduction import runs_of
 from stages.shape.optimizer_sharding import Run
-from stages.shape.stacks import Shape, is_stack
+from stages.shape.spec import Shape, is_stack
 
 
 def flat_views(
@@ -30,7 +30,7 @@ def members_of(tensor: Tensor) -> list[Tensor]:
 
 
 class Master:
-    """The master copy of the members (`stages.shape.stacks`) of parameters that this data rank owns, in the
+    """The master copy of the members (`stages.shape.spec`) of parameters that this data rank owns, in the
     model's order."""
 
     def __init__(self, names: list[str], parameters: list[nn.Parameter]) -> None:

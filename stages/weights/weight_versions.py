@@ -20,11 +20,11 @@ from stages.comm.reduction_rounds import reduction_plan
 from stages.config.run_config import ModelConfig
 from stages.model.custom import make_stage
 from stages.model.decoder import Stage, initialise
-from stages.model.routing import Routing
-from stages.shape.head_rows import whole_name
+from stages.model.experts import Routing
+from stages.shape.head import whole_name
 from stages.shape.optimizer_sharding import assign_owners
 from stages.shape.partition import StageCut
-from stages.shape.stacks import member_names, member_shape
+from stages.shape.spec import member_names, member_shape
 from stages.weights.flat_buffers import GradientBuffer, Master, flat_views, members_of
 
 EMPTY = -1

@@ -23,7 +23,7 @@ from optimizers.rules.muon import LOWEST, MINIMAX, orthogonalize
 from optimizers.shared_options import RESTARTS, orthogonal_flops
 from stages.config.run_config import ModelConfig
 from stages.shape.families import describe
-from stages.shape.stacks import member_count, member_shape
+from stages.shape.spec import member_count, member_shape
 
 SHAPES = [(8, 8), (8, 24), (24, 8), (192, 96), (200, 224)]
 

@@ -33,7 +33,7 @@ from stages.config.run_config import ModelConfig, RunConfig
 from stages.config.segments import schedule_facts, segment_program
 from stages.data.batches import Batches
 from stages.pipeline.build import Rank, activation_shape
-from stages.pipeline.replay import drive
+from stages.pipeline.executor import drive
 from stages.pipeline.warm_up import warm_up_ranks
 from stages.trainer import replay
 

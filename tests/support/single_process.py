@@ -13,7 +13,6 @@ from support.small_runs import Rows, ranks_with
 from torch import Tensor
 
 from optimizers.build import build_optimizer
-from stages.checkpoint.initial_broadcast import broadcast_initial_weights
 from stages.comm.topology import connect_in_process
 from stages.config.run_config import RunConfig, optimizer_options
 from stages.config.segments import segment_program
@@ -21,12 +20,13 @@ from stages.data.batches import Batches
 from stages.data.dataset import prepare
 from stages.model.decoder import Stage, initialise
 from stages.model.head_loss import next_token_loss
-from stages.pipeline.replay import drive
+from stages.pipeline.executor import drive
 from stages.shape.families import parameter_roles
-from stages.shape.head_rows import split_name
+from stages.shape.head import split_name
 from stages.shape.parametrization import growth_of
 from stages.shape.partition import cut_model
 from stages.trainer import replay
+from stages.training_loop import broadcast_initial_weights
 from stages.update.balance import LoadTally
 from stages.update.lr_schedule import learning_rate_factor
 from stages.update.optimizer_step import UpdateResult

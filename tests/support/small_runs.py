@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from schedules import FAMILY
-from stages.checkpoint.initial_broadcast import broadcast_initial_weights
 from stages.comm.process import Process, connected
 from stages.comm.topology import Connection, connect_in_process
 from stages.config.run_config import (
@@ -34,6 +33,7 @@ from stages.config.segments import segment_program
 from stages.data.dataset import prepare
 from stages.pipeline.build import Rank, build_ranks
 from stages.trainer import replay
+from stages.training_loop import broadcast_initial_weights
 from stages.weights.flat_buffers import GradientBuffer
 from stages.weights.weight_versions import WeightVersions
 

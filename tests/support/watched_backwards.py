@@ -15,7 +15,7 @@ from schedules import Op, Program
 from stages.comm.topology import connect_in_process
 from stages.config.run_config import RunConfig
 from stages.config.segments import segment_program
-from stages.pipeline.replay import drive
+from stages.pipeline.executor import drive
 from stages.update.optimizer_step import StageUpdate
 from stages.weights.weight_versions import Replica, WeightVersions
 

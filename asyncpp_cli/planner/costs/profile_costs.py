@@ -13,7 +13,7 @@ from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes
 from stages.config.records import DamagedError, read_bytes
 from stages.config.run_config import RunConfig
 from stages.shape.families import describe
-from stages.shape.moe_settings import block_part
+from stages.shape.moe import block_part
 from stages.shape.spec import ModelPart, Parameter
 
 FORMAT = 3

@@ -14,7 +14,7 @@ from stages.config.run_config import RunConfig, optimizer_options
 from stages.data.documents import computed_share
 from stages.memory.estimate import head_chunk_rows, message_bytes, sizes
 from stages.shape.families import describe
-from stages.shape.moe_settings import mixture_of
+from stages.shape.moe import mixture_of
 from stages.shape.spec import Parameter, PartSpec
 
 EAGER_TRAFFIC = 2.5

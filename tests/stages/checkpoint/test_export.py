@@ -25,10 +25,10 @@ from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.initial_weights import InitError, check_init
 from stages.checkpoint.saved_weights import SavedWeights, newest_weights
 from stages.config.run_config import CorrectionConfig, ModelConfig, RunConfig
-from stages.model.routing import Routing
+from stages.model.experts import Routing
 from stages.shape.families import FAMILIES, describe
 from stages.shape.hf_config import config_differences, default_settings, hf_config, hugging_face_of
-from stages.shape.stacks import member_names
+from stages.shape.spec import member_names
 from stages.trainer import replay
 
 Named = dict[str, Tensor]

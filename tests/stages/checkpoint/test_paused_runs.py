@@ -73,7 +73,7 @@ def paused_twice(process: Process, given: tuple[RunConfig, Path]) -> list[dict[s
     rows = Rows()
     for until in (PAUSE, PAUSE, None):
         train(config, process=process, recorder=rows, checkpoints=folder, until=until)
-        process.gather(None)
+        process.meetings.gather(None)
     return measured(rows)
 
 

@@ -63,10 +63,10 @@ def resume_here(process: Process, given: tuple[RunConfig, Path]) -> list[list[di
     config, folder = given
     whole, resumed = Rows(), Rows()
     train(config, process=process, recorder=whole, checkpoints=folder)
-    process.gather(None)
+    process.meetings.gather(None)
     if process.rank == 0:
         go_back(folder, 2)
-    process.gather(None)
+    process.meetings.gather(None)
     train(config, process=process, recorder=resumed, checkpoints=folder)
     return [measured(whole), measured(resumed)]
 

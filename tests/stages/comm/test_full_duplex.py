@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stages.comm.collectives import DistributedGroup
-from stages.comm.full_duplex import FullDuplex
+from stages.comm.communicator import FullDuplex
 from stages.comm.reduction_rounds import reduction_plan
 from stages.shape.optimizer_sharding import assign_owners
 

@@ -14,9 +14,9 @@ from schedules.catalogue import FAMILY
 from schedules.deadlock import sends_in_flight
 from schedules.dependencies import _places_of_all, launched, most_messages, places_to_post, updated
 from schedules.messages import Kind, received, sent
-from stages.comm.message_widths import message_width
 from stages.comm.p2p import DistributedLinks
 from stages.comm.process import Process
+from stages.shape.activations import message_width
 
 
 def exchange(process: Process, given: tuple[str, int]) -> list[list[float]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.comm.placement import gpu_of
+from stages.comm.device_settings import gpu_of
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_otherwise_gpus_are_taken_in_order(given: dict[str, int]) -> None:
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from stages.comm.placement import run_near
+from stages.comm.device_settings import run_near
 run_near("0000:3b:00.0", devices=Path(sys.argv[1]))
 print(*sorted(os.sched_getaffinity(0)))
 """

@@ -19,8 +19,8 @@ from support.texts import write_llm_c, write_megatron, write_nanogpt, write_shar
 
 from stages.config.run_config import DataConfig
 from stages.data.batches import Batches
-from stages.data.checksummed_json import write_checksummed
 from stages.data.dataset import DataError, prepare, vocabulary
+from stages.data.integrity import write_checksummed
 from stages.data.shards import Shard, Tokens, cut
 from stages.trainer import replay
 from stages.validation import ConfigError, check

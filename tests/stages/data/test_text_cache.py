@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.config.run_config import DataConfig
-from stages.data.checksummed_json import checksum_of, read_checksummed
 from stages.data.dataset import Corpus, DataError, prepare
+from stages.data.integrity import checksum_of, read_checksummed
 from stages.data.text import text_files
 from stages.data.text_cache import CHECKED, MANIFEST
 

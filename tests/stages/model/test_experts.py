@@ -16,10 +16,9 @@ from stages.model import experts as experts_module
 from stages.model import grouped
 from stages.model.block.runner import block_runner
 from stages.model.decoder import initialise, make_block, rotary_table
-from stages.model.experts import ExpertBlock, Experts
+from stages.model.experts import ExpertBlock, Experts, route
 from stages.model.gradients.split_backward import DeferredGradients, deferring
-from stages.model.routing import route
-from stages.shape.moe_settings import Mixture, mixture_of
+from stages.shape.moe import Mixture, mixture_of
 
 MODEL = ModelConfig(
     name="m",

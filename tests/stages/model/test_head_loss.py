@@ -24,8 +24,8 @@ from stages.memory.estimate import head_chunk_rows
 from stages.model.gradients.split_backward import DeferredGradients, Linear, deferring
 from stages.model.head_loss import head_loss, next_token_loss
 from stages.model.head_shard import HeadShard, merge_parts
-from stages.shape import head_chunks as chunks
-from stages.shape.head_chunks import chunk_rows
+from stages.shape import head as chunks
+from stages.shape.head import chunk_rows
 from stages.shape.partition import cut_of
 from stages.trainer import replay
 

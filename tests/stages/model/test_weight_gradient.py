@@ -19,9 +19,9 @@ from stages.model.gradients.split_backward import DeferredGradients, Linear, def
 from stages.model.gradients.weight_gradient import WholeGradients, add_product, add_rows, sums_by_token
 from stages.model.grouped import add_stack_gradient
 from stages.model.layers import Embedding
-from stages.shape import head_chunks as chunks
+from stages.shape import head as chunks
 from stages.shape.families import describe
-from stages.shape.moe_settings import mixture_of
+from stages.shape.moe import mixture_of
 from stages.trainer import replay
 
 MICROBATCHES, ROWS, INPUTS, OUTPUTS = 8, 512, 48, 40

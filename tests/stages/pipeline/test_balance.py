@@ -31,10 +31,9 @@ from stages.comm.process import Process
 from stages.config.run_config import ParallelConfig, RunConfig
 from stages.config.segments import segment_program
 from stages.model import experts as experts_module
-from stages.model.routing import route
+from stages.model.experts import route
 from stages.pipeline.build import representative_programs
-from stages.pipeline.executor import RankExecutor
-from stages.pipeline.replay import drive
+from stages.pipeline.executor import RankExecutor, drive
 from stages.trainer import replay, train
 from stages.update.balance import LoadTally, moved
 from stages.update.optimizer_step import StageUpdate

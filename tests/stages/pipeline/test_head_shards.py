@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stages.config.run_config import RunConfig
 from stages.model.head_shard import HeadShard, ShardPass
-from stages.shape.head_rows import shard_rows
+from stages.shape.head import shard_rows
 from stages.trainer import replay
 
 

@@ -19,8 +19,8 @@ from stages.comm.collectives import Exchange
 from stages.config.run_config import RunConfig
 from stages.config.segments import segment_program
 from stages.pipeline.build import Rank
-from stages.pipeline.replay import drive
-from stages.update.host_copies import to_host
+from stages.pipeline.executor import drive
+from stages.update.update_stream import to_host
 
 TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Of operators whose result, or its shape, the host must see values for."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import optimizers
 from stages.config.run_config import ModelConfig, RunConfig
 from stages.shape.optimizer_sharding import assign_owners, runs_between
-from stages.shape.stacks import member_count, member_names, member_shape
+from stages.shape.spec import member_count, member_names, member_shape
 from stages.trainer import replay
 
 EXPERTS, EXPERT_WIDTH = 5, 8
