@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from schedules.actions import Action, Op, Program
 from schedules.messages import (
@@ -27,6 +28,9 @@ from schedules.messages import (
     sent,
     sent_between_ranks,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
 
 POSTED_AHEAD = 2
 """Receives posted ahead on each channel: one may arrive while another waits to be consumed."""
@@ -67,7 +71,7 @@ def places_to_post(program: Program, rank: int, *, common_step: bool) -> dict[Me
         rank: Receives the messages.
         common_step: Whether all stages update together.
     """
-    return _walk(program, rank, common_step=common_step)[0]
+    return _walk(program, [rank], common_step=common_step)[0][0]
 
 
 def places_to_agree(program: Program, rank: int) -> dict[int, Place]:
@@ -81,28 +85,50 @@ def places_to_agree(program: Program, rank: int) -> dict[int, Place]:
         program: As for `places_to_post`; all stages update together.
         rank: Takes part in the exchange.
     """
-    return _walk(program, rank, common_step=True)[1]
+    agreeing = _walk(program, [rank], common_step=True)[1]
+    return {version: int(place) for version, (place,) in agreeing.items()}
 
 
-def _walk(program: Program, rank: int, *, common_step: bool) -> tuple[dict[Message, Place], dict[int, Place]]:
-    rank_of_stage = program.rank_of_stage
-    finished = _finished_updates(program, rank)
-    lag = steps_to_agree(program)
-    # For each rank, the last place of `rank` that its work depends on; for each channel, those of its
-    # messages, which are in one order at both ends.
-    depends = [0] * program.num_ranks
+def _walk(
+    program: Program, ranks: Sequence[int], *, common_step: bool
+) -> tuple[list[dict[Message, Place]], dict[int, np.ndarray]]:
+    """`places_to_post` of some ranks, and `places_to_agree` as an array of theirs, in one pass: what work
+    depends on is a place for each of them."""
+    import numpy as np
+
+    rank_of_stage, lag = program.rank_of_stage, steps_to_agree(program)
+    none = np.zeros(len(ranks), dtype=np.int64)
+    number_of = {rank: number for number, rank in enumerate(ranks)}
+    finished: dict[int, np.ndarray] = {}
+    for rank, own_number in number_of.items():
+        for version, end in _finished_updates(program, rank).items():
+            finished.setdefault(version, none.copy())[own_number] = end
+    # Arrays are replaced, never written: messages keep those that they were sent with.
+    depends = [none] * program.num_ranks
+    # The messages of a channel are in one order at both ends.
     crossing = _crossing(program)
-    channels: dict[Channel, deque[Place]] = {
+    channels: dict[Channel, deque[np.ndarray]] = {
         channel: deque() for ends in crossing.values() for channel in ends.sends
     }
     position = [0] * program.num_ranks
-    places: dict[Message, Place] = {}
-    agreeing: dict[int, Place] = {}
+    merged = [-1] * program.num_ranks
+    places: list[dict[Message, Place]] = [{} for _ in ranks]
+    agreeing: dict[int, np.ndarray] = {}
+
+    def up_to(rank: int, depends: np.ndarray, *, actions: int) -> np.ndarray:
+        """What work of a rank depends on once it has launched this many actions."""
+        if (number := number_of.get(rank)) is None:
+            return depends
+        both = depends.copy()
+        both[number] = max(both[number], launched(actions))
+        return both
+
     runnable = deque(range(program.num_ranks))
     while runnable:
         current = runnable.popleft()
+        number = number_of.get(current)
         actions = program.actions[current]
-        place = position[current]
+        place, own = position[current], depends[current]
         while place < len(actions):
             action = actions[place]
             receives, sends = crossing[action.stage, action.op]
@@ -110,20 +136,26 @@ def _walk(program: Program, rank: int, *, common_step: bool) -> tuple[dict[Messa
                 break
             for channel in receives:
                 dependency = channels[channel].popleft()
-                depends[current] = max(depends[current], dependency)
-                if current == rank:
-                    places[Message(*channel, action.microbatch)] = dependency
+                own = np.maximum(own, dependency)
+                if number is not None:
+                    message = Message(*channel, action.microbatch)
+                    places[number][message] = int(dependency[number])
             needed = version_awaited(action, program, common_step=common_step, lag=lag)
-            depends[current] = max(depends[current], finished.get(needed, 0))
-            place += 1
+            if needed != merged[current]:
+                merged[current] = needed
+                if needed in finished:
+                    own = np.maximum(own, finished[needed])
             if action.op is Op.UPDATE:
-                agreeing[action.version] = max(agreeing.get(action.version, 0), depends[current])
-            if current == rank:
-                depends[current] = launched(place)
-            for channel in sends:
-                channels[channel].append(depends[current])
-                runnable.append(rank_of_stage[channel.destination])
-        position[current] = place
+                agreeing[action.version] = np.maximum(
+                    agreeing.get(action.version, none), up_to(current, own, actions=place)
+                )
+            place += 1
+            if sends:
+                given = up_to(current, own, actions=place)
+                for channel in sends:
+                    channels[channel].append(given)
+                    runnable.append(rank_of_stage[channel.destination])
+        position[current], depends[current] = place, own
     return places, agreeing
 
 
@@ -237,7 +269,7 @@ def most_messages(
             (`schedules.deadlock.sends_in_flight`).
         weights: What a message of each kind counts, as its bytes; None: 1.
     """
-    places = _places_of_all(program, common_step=common_step)
+    places, _ = _walk(program, range(program.num_ranks), common_step=common_step)
     by_pair = sent_between_ranks(program)
     ends = _message_ends(program)
     if weights is None:
@@ -339,54 +371,3 @@ def _most_messages(
                 if channel.sends - in_flight > channel.gone:
                     now -= channel.release(channel.sends - in_flight)
     return most
-
-
-def _places_of_all(program: Program, *, common_step: bool) -> list[dict[Message, Place]]:
-    """`places_to_post` of every rank, in one pass: what work depends on is a place for each rank."""
-    import numpy as np
-
-    ranks, rank_of_stage = program.num_ranks, program.rank_of_stage
-    lag = steps_to_agree(program)
-    none = np.zeros(ranks, dtype=np.int64)
-    finished: dict[int, np.ndarray] = {}
-    for rank in range(ranks):
-        for version, place in _finished_updates(program, rank).items():
-            finished.setdefault(version, none.copy())[rank] = place
-    # Arrays are replaced, never written: messages keep those that they were sent with.
-    depends = [none] * ranks
-    crossing = _crossing(program)
-    channels: dict[Channel, deque[np.ndarray]] = {
-        channel: deque() for ends in crossing.values() for channel in ends.sends
-    }
-    position = [0] * ranks
-    merged = [-1] * ranks
-    places: list[dict[Message, Place]] = [{} for _ in range(ranks)]
-    runnable = deque(range(ranks))
-    while runnable:
-        current = runnable.popleft()
-        actions = program.actions[current]
-        place = position[current]
-        own = depends[current]
-        while place < len(actions):
-            action = actions[place]
-            receives, sends = crossing[action.stage, action.op]
-            if not all(map(channels.__getitem__, receives)):
-                break
-            for channel in receives:
-                dependency = channels[channel].popleft()
-                own = np.maximum(own, dependency)
-                places[current][Message(*channel, action.microbatch)] = int(dependency[current])
-            needed = version_awaited(action, program, common_step=common_step, lag=lag)
-            if needed != merged[current]:
-                merged[current] = needed
-                if needed in finished:
-                    own = np.maximum(own, finished[needed])
-            place += 1
-            if sends:
-                given = own.copy()
-                given[current] = launched(place)
-                for channel in sends:
-                    channels[channel].append(given)
-                    runnable.append(rank_of_stage[channel.destination])
-        position[current], depends[current] = place, own
-    return places

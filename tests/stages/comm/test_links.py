@@ -12,7 +12,7 @@ from support.small_runs import in_processes
 from schedules import NAMES, Op, Program, build
 from schedules.catalogue import FAMILY
 from schedules.deadlock import sends_in_flight
-from schedules.dependencies import _places_of_all, launched, most_messages, places_to_post, updated
+from schedules.dependencies import _walk, launched, most_messages, places_to_post, updated
 from schedules.messages import Kind, received, sent
 from stages.comm.p2p import DistributedLinks
 from stages.comm.process import Process
@@ -121,7 +121,7 @@ def test_as_many_messages_are_planned_as_counted(
         **options,
     )
     together = program.updates_together
-    places = _places_of_all(program, common_step=together)
+    places, _ = _walk(program, range(ranks), common_step=together)
     assert places == [places_to_post(program, rank, common_step=together) for rank in range(ranks)]
     weights = {kind: 4 * message_width(kind, width=WIDTH, per_wide=1) for kind in Kind}
     planned = most_messages(
