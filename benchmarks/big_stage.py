@@ -47,7 +47,7 @@ from stages.config.segments import segment_program
 from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
 from stages.memory.measure import MemoryMeter
-from stages.model.block.compiler import compiles_here
+from stages.model.compiler import compiles_here
 from stages.pipeline.build import Rank, activation_shape, build_ranks, dtypes, segment_lengths
 from stages.pipeline.executor import drive
 from stages.shape.families import describe

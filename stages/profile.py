@@ -16,10 +16,10 @@ from torch import Tensor
 from stages.config.run_config import RunConfig
 from stages.data.batches import Batches
 from stages.data.dataset import prepare
-from stages.model.block.compiler import compiles_here
-from stages.model.block.runner import block_runner
+from stages.model.compiler import compiles_here
 from stages.model.decoder import Stage
 from stages.model.gradients.split_backward import DeferredGradients, deferring
+from stages.model.runner import block_runner
 from stages.pipeline.build import dtypes
 from stages.shape.partition import StageCut
 from stages.update.optimizer_step import StageUpdate, squared_norm

@@ -38,7 +38,7 @@ from stages.data.dataset import (
     vocabulary,
     where_of,
 )
-from stages.model.block.compiler import compile_refusal
+from stages.model.compiler import compile_refusal
 from stages.schedule_validation import check_schedule
 from stages.shape.families import FAMILIES
 from stages.shape.moe import BALANCES, SCORES

@@ -30,7 +30,7 @@ from stages.comm.device_settings import (
     set_up_link,
 )
 from stages.comm.network import choose_address, set_nccl_interface
-from stages.comm.rendezvous.authenticated import Json, make_secret, read_secret
+from stages.comm.rendezvous.authenticated import make_secret, read_secret
 from stages.comm.rendezvous.client import GoneError, GroupStore, HubStore, Meetings, Member
 from stages.comm.rendezvous.hub import Hub
 from stages.config.run_config import SiteConfig

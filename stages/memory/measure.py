@@ -14,13 +14,13 @@ from stages.config.run_config import RunConfig
 from stages.data.batches import whole_sequences
 from stages.memory.estimate import StageMemory
 from stages.memory.in_flight import most_held
-from stages.model.block.compiler import compiles_here
-from stages.model.block.runner import block_runner
+from stages.model.compiler import compiles_here
 from stages.model.decoder import Place, Stage
 from stages.model.experts import Routing
 from stages.model.gradients.selective import watched_by
 from stages.model.gradients.split_backward import DeferredGradients, deferring
 from stages.model.head_shard import HeadShard
+from stages.model.runner import block_runner
 from stages.pipeline.build import Rank, dtypes
 from stages.pipeline.stage_pass import InputGradient, graph_input
 from stages.pipeline.warm_up import leaving_no_trace

@@ -18,7 +18,7 @@ from stages.config.run_config import OWN_SPLIT, RunConfig, eval_microbatches, to
 from stages.data.dataset import Corpus
 from stages.data.documents import attention_share
 from stages.data.shards import Tokens
-from stages.model.block.compiler import compiles_here
+from stages.model.compiler import compiles_here
 from stages.pipeline.evaluation import ValidationLoss
 from stages.shape.families import describe
 from stages.update.balance import BlockLoad

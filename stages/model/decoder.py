@@ -106,7 +106,7 @@ class Stage(nn.Module):
         self._tie()
         self.rotation: Tensor | None = None
         self.run_block: RunBlock = run_as_it_stands
-        """Runs each block; see `stages.model.block.runner`."""
+        """Runs each block; see `stages.model.runner`."""
 
     @property
     def expert_blocks(self) -> list[int]:

@@ -15,8 +15,8 @@ from stages.config.run_config import RunConfig
 from stages.config.segments import schedule_facts, segment_program, sync_steps
 from stages.data.batches import Batches
 from stages.data.dataset import Corpus
-from stages.model.block.compiler import compiles_here, is_compiled, missing_for_compile
-from stages.model.block.runner import block_runner
+from stages.model.compiler import compiles_here, is_compiled, missing_for_compile
+from stages.model.runner import block_runner
 from stages.pipeline.executor import RankExecutor
 from stages.shape.partition import cut_of
 from stages.update.clock import clock_of

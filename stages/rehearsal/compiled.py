@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves, tree_map
 
-from stages.model.block.runner import block_function
+from stages.model.runner import block_function
 from stages.rehearsal.watch import Watch
 
 TANGENT = "tangents"
@@ -54,7 +54,7 @@ _traced: dict[tuple[Any, ...], _Graphs] = {}
 
 
 def compile_on(watch: Watch) -> Callable[..., Callable[..., Any]]:
-    """In place of `stages.model.block.runner._compile` in a rehearsal."""
+    """In place of `stages.model.runner._compile` in a rehearsal."""
 
     def compile_block(settings: tuple[Any, ...], **kind: bool) -> Callable[..., Any]:
         def run(*given: Any) -> Any:

@@ -25,8 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import optimizer as torch_optimizer
 from torch.overrides import TorchFunctionMode
 
-from stages.model import document_attention
-from stages.model.block import runner
+from stages.model import document_attention, runner
 from stages.pipeline import cuda_graphs
 from stages.rehearsal.compiled import compile_on
 from stages.rehearsal.watch import CPU, Watch, told

@@ -36,8 +36,8 @@ from stages.config.segments import schedule_facts, segment_program, sync_steps
 from stages.data.dataset import Corpus
 from stages.data.shards import Shard
 from stages.memory.measure import tensors_in
-from stages.model.block.compiler import is_compiled
-from stages.model.block.runner import block_runner
+from stages.model.compiler import is_compiled
+from stages.model.runner import block_runner
 from stages.pipeline.build import Rank, activation_shape, build_ranks, dtypes
 from stages.pipeline.evaluation import evaluate
 from stages.pipeline.executor import drive

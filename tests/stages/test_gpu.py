@@ -14,7 +14,7 @@ from support.small_runs import Rows, in_processes, replayed, small_config
 
 from stages.comm.process import Process
 from stages.config.run_config import RunConfig
-from stages.model.block.compiler import missing_for_compile
+from stages.model.compiler import missing_for_compile
 from stages.model.gradients.weight_gradient import add_product, add_rows
 from stages.model.grouped import add_stack_gradient
 from stages.trainer import train

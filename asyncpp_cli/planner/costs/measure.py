@@ -17,7 +17,7 @@ from asyncpp_cli.runs.config_file import read_config
 from stages.config.records import with_checksum
 from stages.config.run_config import RunConfig
 from stages.config.torch_process import importing_torch, leave
-from stages.model.block.compiler import compiles_here
+from stages.model.compiler import compiles_here
 
 
 def measure(config: RunConfig, file: Path, *, microbatch_sizes: Sequence[int], repeats: int) -> Measured:

@@ -7,7 +7,7 @@ fused kernel does anyway.
 
 torch's selective checkpointing caches an operator's output whether or not a backward reads it: here a
 block's last product, and with experts a row for each expert of a token. So it serves where a compiler drops
-what nobody reads (`stages.model.block.runner`). Here each tensor that autograd saves of a cheap part is
+what nobody reads (`stages.model.runner`). Here each tensor that autograd saves of a cheap part is
 replaced by a place holder; the part runs again when the first of them is needed, with the weights that its
 module has then.
 """

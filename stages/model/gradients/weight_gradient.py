@@ -18,7 +18,7 @@ def is_added_in_backward(weight: Tensor) -> bool:
     """Whether a backward adds the gradient of `weight` to its `grad` itself, since that has a wider type.
 
     Not within what is compiled: which buffer is the current one is known in backward only. There, as where
-    the type is the same, autograd adds it, or it is added outside (`stages.model.block.runner`).
+    the type is the same, autograd adds it, or it is added outside (`stages.model.runner`).
     """
     if torch.compiler.is_compiling():
         return False

@@ -14,10 +14,10 @@ from torch import Tensor
 from stages.config.run_config import ModelConfig
 from stages.model import experts as experts_module
 from stages.model import grouped
-from stages.model.block.runner import block_runner
 from stages.model.decoder import initialise, make_block, rotary_table
 from stages.model.experts import ExpertBlock, Experts, route
 from stages.model.gradients.split_backward import DeferredGradients, deferring
+from stages.model.runner import block_runner
 from stages.shape.moe import Mixture, mixture_of
 
 MODEL = ModelConfig(

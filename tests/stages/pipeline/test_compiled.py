@@ -29,11 +29,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from schedules import FAMILY
 from stages.config.run_config import ModelConfig, RunConfig
-from stages.model.block import runner
-from stages.model.block.compiler import compile_refusal, compiles_here, is_compiled, missing_for_compile
-from stages.model.block.runner import block_runner
+from stages.model import runner
+from stages.model.compiler import compile_refusal, compiles_here, is_compiled, missing_for_compile
 from stages.model.decoder import initialise, make_block, rotary_table
 from stages.model.gradients.split_backward import DeferredGradients, deferring
+from stages.model.runner import block_runner
 from stages.pipeline.stage_pass import run_stage
 from stages.trainer import replay
 from stages.validation import check

@@ -16,7 +16,7 @@ from support.command_line import succeeded
 from support.small_runs import small_config, with_documents, with_experts
 from torch import Tensor
 
-import stages.model.block.runner
+import stages.model.runner
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.peak_memory import backward_bytes, update_bytes
 from asyncpp_cli.planner.rehearsal import ComparedRank, rehearse
@@ -24,8 +24,8 @@ from optimizers import CORRECTIONS
 from optimizers.catalogue import NAMES, method_named
 from stages.config.run_config import RunConfig, chosen_correction
 from stages.model import layers
-from stages.model.block.runner import block_runner
 from stages.model.decoder import RunBlock, make_block
+from stages.model.runner import block_runner
 from stages.rehearsal.compiled import compile_on
 from stages.rehearsal.rank import Rehearsal, rehearse_rank
 from stages.rehearsal.watch import Watch
@@ -144,7 +144,7 @@ def test_a_traced_block_keeps_what_a_compiled_one_keeps(monkeypatch: pytest.Monk
     compiled = _kept(run_block, config)
     assert compiled
     watch = Watch("cpu", wide=False, tokens=1)
-    monkeypatch.setattr(stages.model.block.runner, "_compile", compile_on(watch))
+    monkeypatch.setattr(stages.model.runner, "_compile", compile_on(watch))
     assert _kept(run_block, config) == compiled
 
 

@@ -1,1 +1,0 @@
-"""Running a block: plain, recomputed or compiled."""
