@@ -39,7 +39,6 @@ def test_a_run_is_a_trace_of_its_last_steps_and_of_its_memory(tmp_path: Path) ->
     events = trace_of(run)
     spans = [event for event in events if event["ph"] == "X"]
     measured = read_measured_timeline(run)
-    assert measured is not None
     for rank, actions in enumerate(measured.actions):
         of_rank = [event for event in spans if event["tid"] == rank]
         assert [event["name"] for event in of_rank] == [str(action) for action in actions]

@@ -1,4 +1,4 @@
-"""A cell's numbers beside other cells': intervals, shares, targets, utilisation."""
+"""Cells: which runs are averaged, which cell is compared with which, and a cell's numbers beside others'."""
 
 from __future__ import annotations
 
@@ -14,27 +14,22 @@ from support.report_experiment import settings
 from asyncpp_cli.planner.costs.devices import peak_tflops
 from asyncpp_cli.report.analysis.aggregate import aggregate, aggregate_best
 from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.analysis.statistics import spread
 from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.load.experiments import utilisation
-from asyncpp_cli.report.load.measure import Evaluation, Measurement, measure
+from asyncpp_cli.report.load.measure import Evaluation, measure
 from asyncpp_cli.report.load.metrics_rows import from_rows
 from asyncpp_cli.report.load.run import RunResult
-from asyncpp_cli.report.tables.columns import NOT_REACHED, measured_columns, records
+from asyncpp_cli.report.tables.columns import NOT_REACHED, measured_columns, records, value_columns
 from asyncpp_cli.runs.settings import assign
 from stages.config.run_config import RunConfig
 
+LR = "optimizer.lr"
 
-def run(
-    schedule: str,
-    loss: float | None,
-    *,
-    evaluations: tuple[Evaluation, ...] = (),
-    measured: dict[str, Any] | None = None,
-    **further: Any,
-) -> RunResult:
-    """Without a speed, unless it is measured."""
-    measurement = Measurement(val_loss=loss, evaluations=evaluations, **(measured or {}))
-    return replace(report_experiment.run(schedule, **further), measurement=measurement)
+
+def run(schedule: str, loss: float | None = 3.0, *named: Any, speed: float | None = None, **further: Any):
+    """A run's result, without a speed unless one is given."""
+    return report_experiment.run(schedule, *named, loss=loss, speed=speed, **further)
 
 
 def seeds(schedule: str, *losses: float, **further: Any) -> list[RunResult]:
@@ -45,103 +40,8 @@ def last(*runs: RunResult) -> CellResult:
     return aggregate(runs)[0][-1]
 
 
-def test_the_gap_has_the_intervals_of_scipy() -> None:
-    sync, delayed = (2.00, 2.03, 1.98), (2.10, 2.16, 2.07)
-    cell = last(*seeds("1f1b", *sync), *seeds("2bw", *delayed))
-    together = stats.ttest_rel(delayed, sync).confidence_interval(0.95)
-    apart = stats.ttest_ind(delayed, sync, equal_var=False).confidence_interval(0.95)
-    assert cell.gap_interval is not None
-    assert (cell.gap_interval.low, cell.gap_interval.high) == pytest.approx(tuple(together), rel=1e-9)
-    shown = records([cell])[0]
-    assert (shown["gap_low"], shown["gap_high"]) == pytest.approx(tuple(together), rel=1e-9)
-    assert (shown["gap_welch_low"], shown["gap_welch_high"]) == pytest.approx(tuple(apart), rel=1e-9)
-
-
-def test_a_gap_that_pairs_tell_from_zero_is_told() -> None:
-    """Three seeds whose losses differ by far more than the delay costs, and the cost hardly at all."""
-    sync, cost = (1.955, 2.000, 2.026), (0.0411, 0.0413, 0.0406)
-    cells, _ = aggregate([*seeds("1f1b", *sync), *seeds("2bw", *map(sum, zip(sync, cost, strict=True)))])
-    shown = records([cells[-1]])[0]
-    assert (shown["gap_low"], shown["gap_high"]) == pytest.approx((0.0402, 0.0418), abs=1e-4)
-    assert (shown["gap_welch_low"], shown["gap_welch_high"]) == pytest.approx((-0.040, 0.122), abs=1e-3)
-    assert text(cells[-1], "gap") == "+0.041±0.001"
-    assert "Not distinguishable" not in " ".join(summary_lines(cells))
-
-
-def test_a_gap_is_over_the_seeds_that_both_arms_have() -> None:
-    """The third seed of the delayed arm is an easy one; in its mean it would hide the cost."""
-    cells, _ = aggregate([*seeds("1f1b", 2.0, 2.2), *seeds("2bw", 2.1, 2.3, 1.0)])
-    cell = cells[-1]
-    assert cell.gap == pytest.approx(0.1)
-    assert (records([cell])[0]["gap_seeds"], records([cell])[0]["gap_seeds_missing"]) == ([0, 1], [2])
-    assert text(cell, "gap").endswith("(n 2)")
-    assert "over the seeds of both arms: 2bw muon without seed 2." in " ".join(summary_lines(cells))
-    others = [run("2bw", 2.1, seed=5), run("2bw", 2.2, seed=6)]
-    apart, _ = aggregate([*seeds("1f1b", 2.0, 2.1), *others])
-    assert apart[-1].gap is None
-    assert "2bw muon without seed 0, 1, 5, 6, so without a gap." in " ".join(summary_lines(apart))
-
-
-def test_the_recovered_gap_is_over_seeds_common_to_all_three_cells() -> None:
-    runs = [*seeds("1f1b", 2.0, 2.0), *seeds("2bw", 2.4, 2.41, 9.0)]
-    corrected = [run("2bw", loss, seed=seed, error_feedback=1.0) for seed, loss in ((0, 2.1), (2, 1.0))]
-    assert last(*runs, *corrected).recovered == pytest.approx(0.75)
-
-
-def test_one_seed_has_no_interval() -> None:
-    assert last(*seeds("1f1b", 2.0), *seeds("2bw", 2.1)).gap_interval is None
-
-
-def test_more_updates_on_the_same_tokens_are_said() -> None:
-    more = {"schedule.microbatches": 8, "schedule.update_interval": 1}
-    cells, _ = aggregate(
-        [*seeds("1f1b", 2.5, **{"schedule.microbatches": 8}), *seeds("pipedream", 2.145, **more)]
-    )
-    assert cells[-1].update_ratio == 8
-    assert text(cells[-1], "update_ratio") == "8"
-    said = " ".join(summary_lines(cells))
-    assert "of muon by -0.355 with 8 times the updates" in said
-    assert "Not like with like: on the same tokens pipedream makes 8 times the updates" in said
-    alike = " ".join(summary_lines(aggregate([*seeds("1f1b", 2.0), *seeds("2bw", 2.1)])[0]))
-    assert "updates" not in alike
-
-
-def test_a_correction_recovers_its_share_of_the_gap() -> None:
-    runs = [run("1f1b", 2.0), run("2bw", 2.4), run("2bw", 2.1, error_feedback=1.0)]
-    cells, _ = aggregate(runs)
-    assert [cell.recovered for cell in cells] == [None, None, pytest.approx(0.75)]
-    other = run("2bw", 2.2, **{"correction.name": "weight-prediction"})
-    assert last(*runs, other).recovered == pytest.approx(0.5)
-
-
-def test_no_share_is_named_of_a_gap_that_may_be_nothing() -> None:
-    noisy = [*seeds("1f1b", 2.0, 2.2), *seeds("2bw", 2.25, 2.05)]
-    assert last(*noisy, *seeds("2bw", 2.0, 2.1, error_feedback=1.0)).recovered is None
-    clear = [*seeds("1f1b", 2.0, 2.01), *seeds("2bw", 2.4, 2.41)]
-    assert last(*clear, *seeds("2bw", 2.2, 2.21, error_feedback=1.0)).recovered == pytest.approx(0.5)
-    words = " ".join(summary_lines(aggregate(noisy)[0]))
-    assert "Not distinguishable from zero: 2bw muon." in words
-    assert "Not distinguishable" not in " ".join(summary_lines(aggregate(clear)[0]))
-
-
-def test_perplexity_is_the_mean_over_seeds_of_its_exponential() -> None:
-    cell = last(*seeds("1f1b", 2.0, 3.0))
-    assert cell.perplexity is not None
-    assert cell.perplexity.mean == pytest.approx((math.exp(2) + math.exp(3)) / 2)
-    blown = last(*seeds("1f1b", 5000.0))
-    assert blown.perplexity is not None
-    assert blown.perplexity.mean == math.inf
-
-
-def reaching(*points: tuple[int, float]) -> tuple[Evaluation, ...]:
-    return tuple(
-        Evaluation(step=step, tokens=100 * step, seconds=0.5 * step, val_loss=loss) for step, loss in points
-    )
-
-
-def with_target(*runs: RunResult, target: float = 2.0) -> list[CellResult]:
-    cells, _, _ = aggregate_best(runs, target=target)
-    return cells
+def said_of(*runs: RunResult) -> str:
+    return " ".join(summary_lines(aggregate(runs)[0]))
 
 
 def text(cell: CellResult, key: str) -> str:
@@ -149,39 +49,243 @@ def text(cell: CellResult, key: str) -> str:
     return column.text(cell)
 
 
+@pytest.mark.parametrize(
+    ("values", "mean", "deviation"),
+    [
+        ([2.0, 4.0, 9.0], 5.0, math.sqrt((9 + 1 + 16) / 2)),
+        ([None, 2.5], 2.5, None),
+        # A seed that diverged makes the mean not finite.
+        ([1.0, math.nan], math.nan, math.nan),
+        ([1.0, math.inf], math.inf, math.nan),
+    ],
+)
+def test_mean_and_sample_deviation(values: list[float], mean: float, deviation: float | None) -> None:
+    found = spread(values)
+    expected = pytest.approx((mean, deviation), rel=1e-15, nan_ok=True) if deviation else (mean, deviation)
+    assert (found.mean, found.std) == expected
+    assert found.n == len([value for value in values if value is not None])
+    assert spread([None]) is None
+
+
+@pytest.mark.parametrize(("delay", "mismatch", "synchronous"), [(0, 0, True), (1, 0, False), (0, 1, False)])
+def test_a_schedule_of_the_users_own_is_synchronous_if_no_run_measured_a_delay(
+    delay: int, mismatch: int, synchronous: bool
+) -> None:
+    of_first, of_second = {"delay": 0, "mismatch": 0}, {"delay": delay, "mismatch": mismatch}
+    runs = [run("my:own", measured=of_first), run("my:own", seed=1, measured=of_second)]
+    assert last(*runs).synchronous == synchronous
+
+
+def test_runs_that_differ_in_more_than_seed_and_site_are_not_averaged_and_the_keys_are_named() -> None:
+    [cell], notes = aggregate([run("1f1b", 3.0), run("1f1b", 3.2, seed=1, **{"site.threads": 4})])
+    assert (cell.val_loss.mean, cell.n, notes) == (pytest.approx(3.1), 2, [])
+    other = run("1f1b", seed=1, **{"train.eval_interval": 7, LR: 1e-3})
+    cells, [note] = aggregate([run("1f1b"), other])
+    assert [(cell.n, cell.axes["train.eval_interval"]) for cell in cells] == [(1, None), (1, 7)]
+    assert f"{LR}, train.eval_interval" in note
+    # Axes of the template are columns without a note.
+    cells, notes = aggregate([run("1f1b", axes={LR: rate}, **{LR: rate}) for rate in (1e-3, 2e-3)])
+    assert ([cell.axes for cell in cells], notes) == ([{LR: 1e-3}, {LR: 2e-3}], [])
+
+
+@pytest.mark.parametrize(
+    ("runs", "gaps"),
+    [
+        ([run("1f1b", 3.0), run("2bw", 3.25)], [None, 0.25]),
+        # Error feedback is compared with the same optimizer without it.
+        (
+            [
+                *(run("1f1b", 3.5, "adamw"), run("1f1b", 3.0)),
+                *(run("2bw", 3.75, "adamw", 1.0), run("2bw", 3.125, "muon", 0.5)),
+            ],
+            [None, None, 0.25, 0.125],
+        ),
+        # 1F1B is preferred to other synchronous schedules.
+        ([run("gpipe", 2.0), run("1f1b", 3.0), run("2bw", 4.0)], [-1.0, None, 1.0]),
+        ([run("2bw", 4.0), run("gpipe", 2.5)], [1.5, None]),
+        # The delay that was asked for is part of the schedule; nothing else is.
+        ([run("1f1b", 3.0), run("2bw", 4.0, **{"schedule.delay": 2})], [None, 1.0]),
+        *(
+            ([run("1f1b"), run("2bw", **{key: 64})], [None, None])
+            for key in ("schedule.microbatches", LR, "train.steps", "model.width")
+        ),
+    ],
+)
+def test_a_gap_is_that_to_the_synchronous_cell_of_the_same_settings(
+    runs: list[RunResult], gaps: list[float | None]
+) -> None:
+    cells, _ = aggregate(runs)
+    assert [cell.gap for cell in cells] == gaps
+    assert [cell.baseline is None for cell in cells] == [gap is None for gap in gaps]
+
+
+def test_only_completed_runs_are_averaged_and_the_worst_state_is_shown() -> None:
+    runs = [run("1f1b", 3.0), run("1f1b", 9.0, seed=1, state="running")]
+    cell = last(*runs)
+    assert (cell.n, cell.state, cell.val_loss.mean) == (1, "running", 3.0)
+    assert last(*runs, run("1f1b", seed=2, state="failed")).state == "failed"
+
+
+def test_a_run_without_configuration_joins_the_cell_of_its_axes() -> None:
+    axes = {"schedule": "1f1b", "optimizer": "muon", "error_feedback": 0.0, "model": "nano"}
+    whole = run("1f1b", axes=axes | {"seed": 0})
+    lost = RunResult(id="lost", axes=axes | {"seed": 1}, config=None, state="missing")
+    for runs in ([whole, lost], [lost, whole]):
+        [cell], _ = aggregate(runs)
+        assert (cell.n, len(cell.runs), cell.state) == (1, 2, "missing")
+    assert (last(lost).schedule, last(lost).optimizer, last(lost).model) == ("1f1b", "muon", "nano")
+
+
+def timed(schedule: str, *rates: float, seed: int = 0) -> RunResult:
+    """A run of 2 stages and 2 micro-batches whose segments had these tokens per second."""
+    measured = {"tokens_per_second_by_segment": rates}
+    found = run(schedule, seed=seed, speed=sum(rates) / len(rates), measured=measured)
+    return replace(found, bubble_predicted=1 / 3 if schedule == "1f1b" else 0.0)
+
+
+def test_speed_has_an_interval_over_segments_and_from_two_seeds_over_pairs() -> None:
+    [sync, delayed], _ = aggregate([timed("1f1b", 990.0, 1010.0), timed("2bw", 1290.0, 1310.0)])
+    assert (sync.throughput_ratio, delayed.throughput_ratio) == (None, 1.3)
+    assert sync.speed_deviation == pytest.approx(math.sqrt(200))
+    assert delayed.throughput_interval.low < 1.3 < delayed.throughput_interval.high
+    # Drift that both arms of a seed share cancels: the ratios are 1.3 at both.
+    runs = [timed("1f1b", 1000.0), timed("1f1b", 500.0, seed=1)]
+    both = last(*runs, timed("2bw", 1300.0), timed("2bw", 650.0, seed=1))
+    assert both.throughput_interval.half_width == pytest.approx(0.0, abs=1e-12)
+    assert last(timed("1f1b", 1000.0), timed("2bw", 1300.0)).throughput_interval is None
+
+
+@pytest.mark.parametrize(
+    ("sync", "delayed", "marked"),
+    [
+        *(([1000.0], [1400.0], False), ([1000.0], [1499.0], False)),
+        *(([1000.0], [1510.0], True), ([1000.0], [1860.0], True)),
+        ([800.0, 1200.0], [1300.0, 1900.0], False),  # may be chance
+    ],
+)
+def test_a_speed_above_what_the_bubble_allows_is_marked_with_the_reason(
+    sync: list[float], delayed: list[float], marked: bool
+) -> None:
+    cells, _ = aggregate([timed("1f1b", *sync), timed("2bw", *delayed)])
+    assert cells[1].throughput_bound == pytest.approx(1.5)
+    assert [cell.is_too_fast for cell in cells] == [False, marked]
+    [column] = value_columns("throughput_ratio", cells)
+    assert column.text(cells[1]).startswith(f"{cells[1].throughput_ratio:.2f}")
+    assert ("(max 1.50)" in column.text(cells[1])) == marked
+    assert any("at most 1.50 times as fast as 1f1b" in line for line in summary_lines(cells[1:])) == marked
+
+
+def test_the_gap_has_the_intervals_of_scipy() -> None:
+    sync, delayed = (2.00, 2.03, 1.98), (2.10, 2.16, 2.07)
+    shown = records([last(*seeds("1f1b", *sync), *seeds("2bw", *delayed))])[0]
+    together = stats.ttest_rel(delayed, sync).confidence_interval(0.95)
+    apart = stats.ttest_ind(delayed, sync, equal_var=False).confidence_interval(0.95)
+    assert (shown["gap_low"], shown["gap_high"]) == pytest.approx(tuple(together), rel=1e-9)
+    assert (shown["gap_welch_low"], shown["gap_welch_high"]) == pytest.approx(tuple(apart), rel=1e-9)
+    assert last(*seeds("1f1b", 2.0), *seeds("2bw", 2.1)).gap_interval is None
+
+
+def test_a_gap_that_pairs_tell_from_zero_is_told() -> None:
+    """Three seeds whose losses differ by far more than the delay costs, and the cost hardly at all."""
+    sync, cost = (1.955, 2.000, 2.026), (0.0411, 0.0413, 0.0406)
+    runs = [*seeds("1f1b", *sync), *seeds("2bw", *map(sum, zip(sync, cost, strict=True)))]
+    shown = records([last(*runs)])[0]
+    assert (shown["gap_low"], shown["gap_high"]) == pytest.approx((0.0402, 0.0418), abs=1e-4)
+    assert (shown["gap_welch_low"], shown["gap_welch_high"]) == pytest.approx((-0.040, 0.122), abs=1e-3)
+    assert text(last(*runs), "gap") == "+0.041±0.001"
+    assert "Not distinguishable" not in said_of(*runs)
+
+
+def test_a_gap_is_over_the_seeds_that_both_arms_have() -> None:
+    """The third seed of the delayed arm is an easy one; in its mean it would hide the cost."""
+    runs = [*seeds("1f1b", 2.0, 2.2), *seeds("2bw", 2.1, 2.3, 1.0)]
+    [shown] = records([last(*runs)])
+    assert (shown["gap"], shown["gap_seeds"], shown["gap_seeds_missing"]) == (pytest.approx(0.1), [0, 1], [2])
+    assert text(last(*runs), "gap").endswith("(n 2)")
+    assert "over the seeds of both arms: 2bw muon without seed 2." in said_of(*runs)
+    apart = [*seeds("1f1b", 2.0, 2.1), run("2bw", 2.1, seed=5), run("2bw", 2.2, seed=6)]
+    assert last(*apart).gap is None
+    assert "2bw muon without seed 0, 1, 5, 6, so without a gap." in said_of(*apart)
+
+
+def test_a_correction_recovers_its_share_of_the_gap() -> None:
+    runs = [run("1f1b", 2.0), run("2bw", 2.4), run("2bw", 2.1, error_feedback=1.0)]
+    assert [cell.recovered for cell in aggregate(runs)[0]] == [None, None, pytest.approx(0.75)]
+    other = run("2bw", 2.2, **{"correction.name": "weight-prediction"})
+    assert last(*runs, other).recovered == pytest.approx(0.5)
+    # Over the seeds that all three cells have.
+    runs = [*seeds("1f1b", 2.0, 2.0), *seeds("2bw", 2.4, 2.41, 9.0)]
+    corrected = [run("2bw", loss, seed=seed, error_feedback=1.0) for seed, loss in ((0, 2.1), (2, 1.0))]
+    assert last(*runs, *corrected).recovered == pytest.approx(0.75)
+
+
+def test_more_updates_on_the_same_tokens_are_said() -> None:
+    eight = {"schedule.microbatches": 8}
+    runs = [run("1f1b", 2.5, **eight), run("pipedream", 2.145, **eight, **{"schedule.update_interval": 1})]
+    assert (last(*runs).update_ratio, text(last(*runs), "update_ratio")) == (8, "8")
+    assert "of muon by -0.355 with 8 times the updates" in said_of(*runs)
+    assert "Not like with like: on the same tokens pipedream makes 8 times the updates" in said_of(*runs)
+    assert "updates" not in said_of(*seeds("1f1b", 2.0), *seeds("2bw", 2.1))
+
+
+def test_no_share_is_named_of_a_gap_that_may_be_nothing() -> None:
+    noisy = [*seeds("1f1b", 2.0, 2.2), *seeds("2bw", 2.25, 2.05)]
+    assert last(*noisy, *seeds("2bw", 2.0, 2.1, error_feedback=1.0)).recovered is None
+    clear = [*seeds("1f1b", 2.0, 2.01), *seeds("2bw", 2.4, 2.41)]
+    assert last(*clear, *seeds("2bw", 2.2, 2.21, error_feedback=1.0)).recovered == pytest.approx(0.5)
+    assert "Not distinguishable from zero: 2bw muon." in said_of(*noisy)
+    assert "Not distinguishable" not in said_of(*clear)
+
+
+def test_perplexity_is_the_mean_over_seeds_of_its_exponential() -> None:
+    assert last(*seeds("1f1b", 2.0, 3.0)).perplexity.mean == pytest.approx((math.exp(2) + math.exp(3)) / 2)
+    assert last(*seeds("1f1b", 5000.0)).perplexity.mean == math.inf
+
+
+def reaching(schedule: str, *points: tuple[int, float], seed: int = 0, **measured: Any) -> RunResult:
+    """A run that was evaluated at these steps."""
+    evaluations = tuple(
+        Evaluation(step=step, tokens=100 * step, seconds=0.5 * step, val_loss=loss) for step, loss in points
+    )
+    return run(schedule, points[-1][1], seed=seed, measured={"evaluations": evaluations} | measured)
+
+
+def with_target(*runs: RunResult) -> list[CellResult]:
+    return aggregate_best(runs, target=2.0)[0]
+
+
 def test_the_way_to_a_target_ends_at_the_first_evaluation_at_or_below_it() -> None:
-    slow = run("1f1b", 1.9, evaluations=reaching((10, 3.0), (20, 2.1), (30, 2.0), (40, 1.9)))
-    quick = run("2bw", 1.9, evaluations=reaching((10, 2.5), (20, 1.9), (30, 2.1), (40, 1.9)))
-    sync, delayed = with_target(slow, quick)
-    assert sync.reached is not None
-    assert sync.reached.steps is not None
-    assert sync.reached.tokens is not None
+    sync, delayed = with_target(
+        reaching("1f1b", (10, 3.0), (20, 2.1), (30, 2.0), (40, 1.9)),
+        reaching("2bw", (10, 2.5), (20, 1.9), (30, 2.1), (40, 1.9)),
+    )
     assert (sync.reached.steps.mean, sync.reached.tokens.mean) == (30, 3000)
-    assert delayed.time_to_target_ratio == 1.5
-    assert text(delayed, "target_seconds") == "10.0"
+    assert (delayed.time_to_target_ratio, text(delayed, "target_seconds")) == (1.5, "10.0")
 
 
-def test_a_target_that_was_not_reached_is_said_so() -> None:
-    near = run("1f1b", 2.1, evaluations=reaching((10, 2.1)))
-    there = run("1f1b", 1.9, seed=1, evaluations=reaching((10, 1.9)))
-    assert text(with_target(near)[0], "target_steps") == NOT_REACHED
-    assert text(with_target(near, there)[0], "target_steps") == "1/2 reached"
-    assert text(with_target(run("1f1b", None, state="pending"))[0], "target_steps") == "-"
+@pytest.mark.parametrize(
+    ("runs", "steps", "seconds"),
+    [
+        ([reaching("1f1b", (10, 2.1))], NOT_REACHED, NOT_REACHED),
+        ([reaching("1f1b", (10, 2.1)), reaching("1f1b", (10, 1.9), seed=1)], "1/2 reached", "1/2 reached"),
+        ([run("1f1b", None, state="pending")], "-", "-"),
+        # A replay takes no time.
+        ([reaching("1f1b", (10, 1.9), start={"replayed": True})], "10", "-"),
+    ],
+)
+def test_what_is_shown_of_a_target(runs: list[RunResult], steps: str, seconds: str) -> None:
+    [cell] = with_target(*runs)
+    assert (text(cell, "target_steps"), text(cell, "target_seconds")) == (steps, seconds)
 
 
-def test_a_replay_reaches_a_target_in_steps_but_in_no_time() -> None:
-    replayed = run("1f1b", 1.9, evaluations=reaching((10, 1.9)), measured={"start": {"replayed": True}})
-    [cell] = with_target(replayed)
-    assert (text(cell, "target_steps"), text(cell, "target_seconds")) == ("10", "-")
+FOR_FLOPS = settings("2bw", "muon") | {"model.vocab_size": 100, "data.context": 64}
 
 
 def test_utilisation_of_a_mixture_counts_the_experts_that_a_token_meets() -> None:
     config = RunConfig()
     experts = {"experts": 16, "active_experts": 3, "expert_width": 96, "shared_experts": 1, "dense_layers": 1}
-    further = {"model.vocab_size": 100, "data.context": 64, "site.peak_tflops": 1.0}
-    assign(
-        config, settings("2bw", "muon") | further | {f"model.{key}": value for key, value in experts.items()}
-    )
+    of_model = {f"model.{key}": value for key, value in experts.items()}
+    assign(config, FOR_FLOPS | of_model | {"site.peak_tflops": 1.0})
     attention = 2 * 128 * 128 + 2 * 128 * 64 + 2 * 128
     dense, routed = 3 * 128 * 384, (3 + 1) * 3 * 128 * 96 + 16 * 128
     needed = 6 * (4 * attention + dense + 3 * routed + 128 + 100 * 128) + 12 * 4 * 128 * 64
@@ -191,34 +295,28 @@ def test_utilisation_of_a_mixture_counts_the_experts_that_a_token_meets() -> Non
 
 def test_utilisation_is_the_arithmetic_of_the_model_over_the_peak() -> None:
     config = RunConfig()
-    further = {"model.vocab_size": 100, "data.context": 64, "train.precision": "bfloat16"}
-    assign(config, settings("2bw", "muon") | further)
+    assign(config, FOR_FLOPS | {"train.precision": "bfloat16"})
     block = 2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384 + 2 * 128
     # 6 x (parameters without the embedding) + 12 x layers x width x context, a token
     needed = 6 * (4 * block + 128 + 100 * 128) + 12 * 4 * 128 * 64
+
+    def of(start: dict[str, Any] | None, *, tflops: float | None = None, **model: Any) -> float | None:
+        changed = replace(config, site=replace(config.site, peak_tflops=tflops))
+        changed = replace(changed, model=replace(config.model, **model))
+        return utilisation(changed, start=start, tokens_per_second=1e6, ranks=4)
+
     start = {"device": "NVIDIA H100 80GB HBM3"}
-    measured = utilisation(config, start=start, tokens_per_second=1e6, ranks=4)
-    assert measured == pytest.approx(1e6 * needed / (4 * 989.4e12))
-    named = replace(config, site=replace(config.site, peak_tflops=100.0))
-    measured = utilisation(named, start=start, tokens_per_second=1e6, ranks=4)
-    assert measured == pytest.approx(1e6 * needed / (4 * 100e12))
-    for unknown in ({"factory": "package.module:make"}, {"family": "of-a-later-version"}):
-        other = replace(config, model=replace(config.model, **unknown))
-        assert utilisation(other, start=start, tokens_per_second=1e6, ranks=4) is None
-    for no_start in ({"device": "cpu"}, {}, None):
-        assert utilisation(config, start=no_start, tokens_per_second=1e6, ranks=4) is None
+    assert of(start) == pytest.approx(1e6 * needed / (4 * 989.4e12))
+    assert of(start, tflops=100.0) == pytest.approx(1e6 * needed / (4 * 100e12))
+    unknown = [of(start, factory="package.module:make"), of(start, family="of-a-later-version")]
+    assert [*unknown, of({"device": "cpu"}), of({}), of(None)] == [None] * 5
 
 
 @pytest.mark.parametrize(
     ("device", "peak"),
     [
-        ("NVIDIA H100 80GB HBM3", 989.4),
-        ("NVIDIA H100 PCIe", 756.0),
-        ("NVIDIA A100-SXM4-80GB", 312.0),
-        ("NVIDIA H200", 989.4),
-        ("NVIDIA L4", 121.0),
-        ("NVIDIA L40", None),
-        ("cpu", None),
+        *(("NVIDIA H100 80GB HBM3", 989.4), ("NVIDIA H100 PCIe", 756.0), ("NVIDIA A100-SXM4-80GB", 312.0)),
+        *(("NVIDIA H200", 989.4), ("NVIDIA L4", 121.0), ("NVIDIA L40", None), ("cpu", None)),
     ],
 )
 def test_peaks_go_by_whole_words_of_the_name(device: str, peak: float | None) -> None:
@@ -227,24 +325,16 @@ def test_peaks_go_by_whole_words_of_the_name(device: str, peak: float | None) ->
 
 def test_memory_and_ranks_are_shown_where_they_are_known() -> None:
     gib = 2.0**30
-    known = run("2bw", 2.0, measured={"peak_memory": (2 * gib, 3.5 * gib), "tokens_per_second": 800.0})
-    assert text(last(known), "peak_memory_max") == "2.00 to 3.50"
-    assert text(last(run("2bw", 2.0)), "peak_memory_max") == "-"
-    wide = run(
-        "2bw", 2.0, measured={"tokens_per_second": 800.0}, **{"parallel.stages": 4, "parallel.data": 2}
-    )
-    assert last(wide).tokens_per_second_per_rank is not None
+    known = last(run("2bw", speed=800.0, measured={"peak_memory": (2 * gib, 3.5 * gib)}))
+    assert text(known, "peak_memory_max") == "2.00 to 3.50"
+    assert text(last(run("2bw")), "peak_memory_max") == "-"
+    wide = run("2bw", speed=800.0, **{"parallel.stages": 4, "parallel.data": 2})
     assert text(last(wide), "tokens_per_second_per_rank") == "100"
 
 
 def test_the_load_of_experts_is_that_of_the_last_segment() -> None:
     def segment(*largest: float) -> dict[str, Any]:
-        load = {
-            "blocks": [1, 2],
-            "max_over_mean": list(largest),
-            "entropy": [0.9, 0.8],
-            "never_chosen": [0, 3],
-        }
+        load = {"blocks": [1, 2], "max_over_mean": largest, "entropy": [0.9, 0.8], "never_chosen": [0, 3]}
         row = {"kind": "segment", "steady_seconds": 0.0, "delay_max": [0], "mismatch_max": [0], "busy": []}
         return {**row, "first_step": 0, "steps": 2, "seconds": 1.0, "experts": load}
 
@@ -252,13 +342,94 @@ def test_the_load_of_experts_is_that_of_the_last_segment() -> None:
     other = measure(from_rows([segment(1.5, 3.5)]))
     assert (measured.load_max_over_mean, measured.load_entropy) == (2.5, 0.8)
     assert measured.experts_never_chosen == 3
-    runs = [
-        replace(one, measurement=replace(load, val_loss=2.0))
-        for one, load in zip(seeds("2bw", 2.0, 2.0), (measured, other), strict=True)
-    ]
-    cell = last(*runs)
-    assert text(cell, "load_max_over_mean") == "3.00±0.71"
-    assert cell.load_by_block == [1.5, 3.0]
+    cell = last(
+        *(
+            replace(one, measurement=replace(load, val_loss=2.0))
+            for one, load in zip(seeds("2bw", 2.0, 2.0), (measured, other), strict=True)
+        )
+    )
+    assert (text(cell, "load_max_over_mean"), cell.load_by_block) == ("3.00±0.71", [1.5, 3.0])
     assert records([cell])[0]["experts_never_chosen"] == 3
     assert text(last(run("2bw", 2.0)), "load_max_over_mean") == "-"
     assert measure(from_rows([])).load_by_block == ()
+
+
+def tried(schedule: str, losses: dict[float, float | None], *, seed: int = 0) -> list[RunResult]:
+    """A run for each learning rate; one without a loss has not completed."""
+    return [
+        run(
+            schedule,
+            loss,
+            seed=seed,
+            state="failed" if loss is None else "completed",
+            axes={LR: rate},
+            id=f"{schedule}-{rate}-{seed}",
+            **{LR: rate},
+        )
+        for rate, loss in losses.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("runs", "kept", "said", "unsaid"),
+    [
+        (  # Each arm keeps its own best.
+            [
+                *tried("1f1b", {1e-3: 2.3, 2e-3: 2.0, 4e-3: 2.2}),
+                *tried("2bw", {1e-3: 2.1, 2e-3: 2.4, 4e-3: 2.9}),
+            ],
+            [("1f1b", 2e-3, 1), ("2bw", 1e-3, 1)],
+            [
+                "Best optimizer.lr of 0.001, 0.002, 0.004",
+                *("1f1b muon 0.002; 2bw muon 0.001 (on the edge).", "a better optimizer.lr may lie beyond"),
+            ],
+            "had no choice",
+        ),
+        (  # The mean over seeds decides.
+            [*tried("1f1b", {1e-3: 2.0, 2e-3: 1.9}), *tried("1f1b", {1e-3: 2.0, 2e-3: 2.5}, seed=1)],
+            [("1f1b", 1e-3, 2)],
+            [],
+            "n = 1 to 2",
+        ),
+        (  # Values that diverged or failed do not win, and are counted.
+            tried("1f1b", {1e-3: 2.2, 2e-3: math.nan, 4e-3: None, 5e-4: 2.1}),
+            [("1f1b", 5e-4, 1)],
+            ["of 0.001, 0.0005 (2 more without a result)"],
+            "had no choice",
+        ),
+        (  # An arm without a result keeps all its cells.
+            [*tried("1f1b", {1e-3: 2.0, 2e-3: 2.1, 4e-3: 2.2}), *tried("2bw", {1e-3: None, 2e-3: None})],
+            [("1f1b", 1e-3, 1), ("2bw", 1e-3, 0), ("2bw", 2e-3, 0)],
+            [],
+            "2bw",
+        ),
+        (tried("1f1b", {1e-3: 2.0}), [("1f1b", 1e-3, 1)], ["had no choice"], "edge"),
+        (tried("1f1b", {1e-3: 2.0, 2e-3: 1.9, 4e-3: 2.1}), [("1f1b", 2e-3, 1)], [], "edge"),
+        (
+            [*tried("1f1b", {2e-3: 1.9}), *tried("2bw", {1e-3: 2.0}), *tried("2bw", {1e-3: 2.0}, seed=1)],
+            [("1f1b", 2e-3, 1), ("2bw", 1e-3, 2)],
+            ["n = 1 to 2"],
+            "without a result",
+        ),
+    ],
+)
+def test_each_arm_keeps_its_best(
+    runs: list[RunResult], kept: list[tuple[str, float, int]], said: list[str], unsaid: str
+) -> None:
+    cells, _, choices = aggregate_best(runs, best_over=[LR])
+    assert [(cell.schedule, cell.axes[LR], cell.n) for cell in cells] == kept
+    assert [words for words in said if words not in " ".join(choices)] == []
+    assert unsaid not in " ".join(choices)
+
+
+def test_an_arm_is_compared_with_the_other_arms_best_if_it_has_one() -> None:
+    cells, _, _ = aggregate_best(
+        [*tried("1f1b", {1e-3: 2.3, 2e-3: 2.0}), *tried("2bw", {1e-3: 2.1})], best_over=[LR]
+    )
+    assert cells[1].gap == pytest.approx(0.1)
+    unfinished = [
+        replace(each, config=each.config | {"train.steps": 9}) for each in tried("gpipe", {1: None})
+    ]
+    cells, _, choices = aggregate_best([*tried("1f1b", {1e-3: 2.3}), *unfinished], best_over=[LR])
+    assert [cell.baseline for cell in cells] == [None, None]
+    assert "different numbers of runs" not in " ".join(choices)

@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, refusal
-from support.report_experiment import (
-    ExperimentFolder,
-    cells_of,
-)
+from support.report_experiment import ExperimentFolder, cells_of
 
 
 @pytest.mark.slow

@@ -83,7 +83,6 @@ def test_a_band_is_the_mean_and_the_deviation_where_all_curves_are() -> None:
     # One step in two, begun earlier and ended later: at 2 it is 3.5 and at 3 it is 3.
     second = (np.array([1.5, 3.5, 5.5]), np.array([3.75, 2.75, 1.75]))
     found = band([first, second])
-    assert found is not None
     assert found.x.tolist() == [2.0, 3.0, 4.0]
     assert found.mean.tolist() == pytest.approx([(4 + 3.5) / 2, (3 + 3) / 2, (2 + 2.5) / 2])
     assert found.std.tolist() == pytest.approx([0.5 / 2**0.5, 0.0, 0.5 / 2**0.5])

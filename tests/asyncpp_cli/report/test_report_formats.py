@@ -144,20 +144,17 @@ def of_arm(trace: dict[str, Any], arm: int) -> Any:
     return trace["z" if "z" in trace else "x"][trace["meta"].index(arm)]
 
 
-def test_every_column_that_people_see_is_a_number_of_the_records(tmp_path: Path) -> None:
-    report = report_of(quickstart_folder(tmp_path / "experiment").folder)
+def test_a_column_is_declared_once_for_every_form(
+    quickstart: ExperimentFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = report_of(quickstart.folder)
     known = records(report.cells)[0]
     assert [column.key for column in shown_columns(report.cells) if column.key not in known] == []
-
-
-def test_a_column_is_declared_once_for_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = report_of(quickstart_folder(tmp_path / "experiment").folder)
     column = single("half_loss", "half\nloss", lambda cell: cell.val_loss.mean / 2, form="{:.4f}")
     measured = columns_module.measured_columns
     monkeypatch.setattr(columns_module, "measured_columns", lambda cells: [*measured(cells), column])
     number = report.cells[0].val_loss.mean / 2
-    laid_out = replace(report, cols=("optimizer",), values="half_loss")
-    for each in (report, laid_out):
+    for each in (report, replace(report, cols=("optimizer",), values="half_loss")):
         latex, page = to_latex(each, ReportOptions()), page_of(each, tmp_path)
         for text in (to_text(each), to_markdown(each), latex, page):
             assert "half" in text
@@ -177,67 +174,39 @@ def hostile(tmp_path: Path) -> Report:
     return report_of(experiment.folder, keep_steps=True)
 
 
-def test_names_with_html_in_them_stay_text_on_the_page(hostile: Report, tmp_path: Path) -> None:
+def test_names_with_markup_in_them_stay_text(hostile: Report, tmp_path: Path) -> None:
     page = Rows()
     page.feed(page_of(hostile, tmp_path))
     # The data and our own script; plotly's was cut out.
-    assert page.scripts == 2
-    assert page.handlers == []
+    assert (page.scripts, page.handlers) == (2, [])
     assert sorted(set(page.links)) == [f"experiment/runs/run-{number}/" for number in range(3)]
     assert "<" not in page_data(hostile.cells, {})
     assert HOSTILE in json.loads(page_data(hostile.cells, {}))["arms"][1]["name"]
-
-
-def test_names_with_latex_in_them_stay_text(hostile: Report) -> None:
-    text = to_latex(hostile, ReportOptions())
-    assert "\\input" not in text
-    assert "\\textbackslash{}input\\{a\\}" in text
-    rows = [line for line in text.splitlines() if line.strip().startswith(("1f1b", "2bw")) and "&" in line]
-    columns_of = {len(re.findall(r"(?<!\\)&", row)) for row in rows}
-    assert len(rows) == 2
-    assert len(columns_of) == 1
-    # Every special character outside of our own commands is escaped.
-    [caption] = [line for line in text.splitlines() if "caption" in line]
-    inner = caption.removeprefix("  \\caption{").removesuffix("}")
-    assert re.findall(r"(?<!\\)[$&#%_]", inner.replace(r"$\pm$", "")) == []
-    assert "\x1b" not in text
-
-
-def test_names_with_markup_stay_text_in_markdown_and_on_a_terminal(hostile: Report) -> None:
-    markdown, text = to_markdown(hostile), to_text(hostile)
-    assert "<script>" not in markdown
-    columns = {len(re.findall(r"(?<!\\)\|", line)) for line in markdown.splitlines() if line.startswith("| ")}
-    assert len(columns) == 1
-    assert "\x1b" not in text + markdown
-    assert "[bold]" in text
     assert json.loads(to_json(hostile))[0]["model"] == HOSTILE
 
-
-def test_latex_has_as_many_titles_as_numbers(tmp_path: Path) -> None:
-    text = to_latex(report_of(quickstart_folder(tmp_path / "experiment", seeds=3).folder), ReportOptions())
-    [layout] = re.findall(r"begin\{tabular\}\{([lr]+)\}", text)
-    body = text[text.index("\\toprule") : text.index("\\bottomrule")]
-    rows = [line for line in body.splitlines() if line.endswith("\\\\")]
-    assert {len(row.split(" & ")) for row in rows} == {len(layout)}
-    assert "$\\pm$" in body
-    assert text.count("{") == text.count("}")
-
-
-def test_the_latex_float_holds_the_table_alone_and_has_a_label(tmp_path: Path) -> None:
-    report = report_of(quickstart_folder(tmp_path / "experiment", seeds=3).folder)
-    inside, end, after = to_latex(report, ReportOptions()).partition("\\end{table}\n")
-    assert end
-    assert re.search(r"\\caption\{.*\}\n  \\label\{tab:[a-z0-9-]+\}\n", inside)
-    assert "\\par" not in inside
-    assert len(after.splitlines()) > len([*report.summary, *report.problems, *report.conditions]) > 0
-    assert all(line.startswith("% ") for line in after.splitlines())
+    latex, markdown, text = to_latex(hostile, ReportOptions()), to_markdown(hostile), to_text(hostile)
+    assert "\x1b" not in latex + markdown + text
+    assert "[bold]" in text
+    assert "<script>" not in markdown
+    rows = [line for line in markdown.splitlines() if line.startswith("| ")]
+    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+    assert "\\input" not in latex
+    assert "\\textbackslash{}input\\{a\\}" in latex
+    rows = [line for line in latex.splitlines() if line.strip().startswith(("1f1b", "2bw")) and "&" in line]
+    assert (len(rows), len({len(re.findall(r"(?<!\\)&", row)) for row in rows})) == (2, 1)
+    # Every special character outside of our own commands is escaped.
+    [caption] = [line for line in latex.splitlines() if "caption" in line]
+    inner = caption.removeprefix("  \\caption{").removesuffix("}")
+    assert re.findall(r"(?<!\\)[$&#%_]", inner.replace(r"$\pm$", "")) == []
 
 
-def test_the_latex_caption_is_that_of_a_paper_and_details_are_comments(tmp_path: Path) -> None:
+def test_latex_is_a_float_of_the_table_with_a_papers_caption_and_comments(tmp_path: Path) -> None:
     experiment = quickstart_folder(tmp_path / "experiment", seeds=3)
     rate = {"optimizer.lr": 0.002}
     experiment.add(settings("2bw", "soap", **rate), rows=metrics(), axes=rate)
-    inside, _, after = to_latex(report_of(experiment.folder), ReportOptions()).partition("\\end{table}\n")
+    report = report_of(experiment.folder)
+    inside, end, after = to_latex(report, ReportOptions()).partition("\\end{table}\n")
+    assert re.search(r"\\caption\{.*\}\n  \\label\{tab:[a-z0-9-]+\}\n", inside)
     [caption] = re.findall(r"\\caption\{(.*)\}", inside)
     assert caption == (
         "Validation loss and throughput of 1f1b and 2bw with adamw, muon and soap, nano, "
@@ -246,7 +215,16 @@ def test_the_latex_caption_is_that_of_a_paper_and_details_are_comments(tmp_path:
         r"Gap: loss minus that of the synchronous counterpart, nats per token; "
         r"$\pm$ is half of its 95\% interval."
     )
+    [layout] = re.findall(r"begin\{tabular\}\{([lr]+)\}", inside)
+    body = inside[inside.index("\\toprule") : inside.index("\\bottomrule")]
+    rows = [line for line in body.splitlines() if line.endswith("\\\\")]
+    assert {len(row.split(" & ")) for row in rows} == {len(layout)}
+    assert "$\\pm$" in body
+    assert (inside + end).count("{") == (inside + end).count("}")
     assert " & optimizer.lr & " in inside
+    assert "\\par" not in inside
+    assert all(line.startswith("% ") for line in after.splitlines())
+    assert len(after.splitlines()) > len([*report.summary, *report.problems, *report.conditions]) > 0
     assert "% Same in all rows: " in after
     assert "% Columns hidden at this width: " in after
     own = ["--caption", r"Delays \emph{cost}.", "--label", "tab:own"]

@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, refusal
-from support.report_experiment import (
-    ExperimentFolder,
-    metrics,
-    quickstart_folder,
-    report_of,
-    settings,
-)
+from support.report_experiment import ExperimentFolder, metrics, quickstart_folder, report_of, settings
 
 from asyncpp_cli.report.analysis.aggregate import aggregate
 from asyncpp_cli.report.formats.text import to_markdown, to_text
@@ -102,7 +96,6 @@ def test_csv_is_laid_out_in_plain_numbers(folder: Path) -> None:
     [plain] = [line for line in lines if (line["optimizer"], line["error_feedback"]) == ("adamw", "off")]
     cells = {(cell.schedule, cell.optimizer, cell.error_feedback): cell for cell in report_of(folder).cells}
     expected = cells["2bw", "adamw", 0.0].val_loss
-    assert expected is not None
     assert float(plain["2bw val_loss"]) == expected.mean
     assert float(plain["2bw val_loss_std"]) == expected.std
     assert (plain["2bw n"], plain["2bw status"]) == ("2", "completed")
@@ -166,7 +159,6 @@ def test_experiments_are_taken_together_and_each_run_once(tmp_path: Path) -> Non
         folders.append(open_experiment(experiment.folder))
     runs, [remark] = load(folders, keep_steps=False)
     [cell], _ = aggregate(runs)
-    assert cell.val_loss is not None
     assert (cell.n, cell.val_loss.mean) == (3, 3.0)
     assert "s1" in remark
     printed = asyncpp("report", tmp_path / "one", tmp_path / "two")

@@ -20,34 +20,11 @@ def measure(rows: Sequence[Mapping[str, Any]]) -> Measurement:
     return measure_metrics(from_rows(rows))
 
 
-def test_last_evaluation_is_the_loss() -> None:
-    measured = measure(metrics(val_losses=(4.0, 3.0)))
-    assert measured.val_loss == 3.0
-    assert measured.steps_done == 4
-
-
 def test_bits_per_byte_counts_the_bytes_of_a_token() -> None:
     rows = metrics(val_losses=(4.0, 2 * math.log(2)))
     assert measure(rows).bits_per_byte == pytest.approx(2.0, rel=1e-15)
     rows[0]["bytes_per_token"] = 4.0
     assert measure(rows).bits_per_byte == pytest.approx(0.5, rel=1e-15)
-
-
-def test_throughput_is_total_tokens_over_total_seconds_not_a_mean_of_rates() -> None:
-    assert measure(metrics(steady=((1000, 1.0), (3000, 9.0)))).tokens_per_second == 400.0
-
-
-def test_segments_of_one_update_have_no_steady_state() -> None:
-    measured = measure(metrics(steady=((0, 0.0), (0, 0.0))))
-    assert measured.tokens_per_second is None
-    assert measured.bubble is None
-
-
-def test_bubble_weighs_segments_by_their_length() -> None:
-    # rank 0 is busy for 1 s of 2 and 7.2 s of 8, rank 1 for 0.5 s of 2 and 6 s of 8
-    measured = measure(metrics(steady=((1, 2.0), (1, 8.0)), busy=((0.5, 0.25), (0.9, 0.75))))
-    assert measured.bubble_by_rank == pytest.approx((0.18, 0.35))
-    assert measured.bubble == pytest.approx(0.265)
 
 
 def test_delay_is_the_largest_of_all_stages_and_segments() -> None:

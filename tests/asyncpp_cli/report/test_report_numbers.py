@@ -12,13 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 from rich.console import Console
-from support.report_experiment import (
-    ExperimentFolder,
-    cells_of,
-    metrics,
-    report_of,
-    settings,
-)
+from support.report_experiment import ExperimentFolder, cells_of, metrics, report_of, settings
 
 from asyncpp_cli.report.formats.records import to_csv
 from asyncpp_cli.report.formats.text import to_table, to_text
@@ -122,24 +116,34 @@ def test_table_is_at_most_120_columns_and_says_its_conditions(quickstart: Experi
     assert "host node7, device cpu" in text
 
 
-def test_replayed_runs_have_no_throughput_and_say_so(tmp_path: Path) -> None:
-    experiment = ExperimentFolder(tmp_path / "experiment")
-    rows = metrics(steady=((0, 0.0), (0, 0.0)), busy=((), ()))
-    rows[0]["replayed"] = True
-    experiment.add(settings("1f1b", "muon"), rows=rows)
-    [cell] = cells_of(experiment.folder)
+def test_what_was_not_measured_as_usual_is_said(tmp_path: Path) -> None:
+    replayed, unknown = ExperimentFolder(tmp_path / "replayed"), ExperimentFolder(tmp_path / "unknown")
+    start, *rows = metrics(steady=((0, 0.0), (0, 0.0)), busy=((), ()))
+    replayed.add(settings("1f1b", "muon"), rows=[start | {"replayed": True}, *rows])
+    [cell] = cells_of(replayed.folder)
     assert (cell["tokens_per_second"], cell["bubble"], cell["val_loss"]) == (None, None, 3.0)
-    assert "Replayed runs" in to_text(report_of(experiment.folder))
+    assert "Replayed runs" in to_text(report_of(replayed.folder))
+
+    said = "Runs on token shards of unknown bytes per token"
+    unknown.add(settings("1f1b", "muon"))
+    assert said not in to_text(report_of(unknown.folder))
+    start, *rows = metrics()
+    bytes_unknown = {"bytes_per_token": None, "unigram_bits_per_byte": None}
+    unknown.add(settings("2bw", "muon"), rows=[start | bytes_unknown, *rows])
+    assert said in to_text(report_of(unknown.folder))
 
 
-def test_runs_on_shards_that_count_no_bytes_say_why_there_are_no_bits_per_byte(tmp_path: Path) -> None:
+def test_the_first_step_of_compiled_runs_is_named_apart_from_their_throughput(tmp_path: Path) -> None:
     experiment = ExperimentFolder(tmp_path / "experiment")
-    experiment.add(settings("1f1b", "muon"))
-    assert "unknown bytes per token" not in to_text(report_of(experiment.folder))
-    rows = metrics()
-    rows[0] |= {"bytes_per_token": None, "unigram_bits_per_byte": None}
-    experiment.add(settings("2bw", "muon"), rows=rows)
-    assert "Runs on token shards of unknown bytes per token" in to_text(report_of(experiment.folder))
+    for seed, warm_up in enumerate((30.0, 32.0)):
+        start, *rows = metrics()
+        compiled = {"compiled": True, "warm_up_seconds": warm_up}
+        experiment.add(settings("1f1b", "muon", seed=seed), rows=[start | compiled, *rows])
+    text = to_text(report_of(experiment.folder))
+    # The first row of a step is of second 1.5.
+    assert "Blocks were compiled: the first step took 31.5 to 33.5 s, which throughput leaves out." in text
+    [cell] = cells_of(experiment.folder)
+    assert (cell["first_step_seconds"], cell["tokens_per_second"]) == (32.5, 1000.0)
 
 
 @pytest.mark.parametrize("width", [40, 80])
@@ -151,17 +155,3 @@ def test_a_narrow_terminal_sees_every_number_uncut(quickstart: ExperimentFolder,
     assert "…" not in text
     assert all(f"{cell['gap']:+.3f}" in text for cell in cells_of(quickstart.folder) if cell["gap"])
     assert "model nano, status completed, n 2" in " ".join(text.split())
-
-
-def test_the_first_step_of_compiled_runs_is_named_apart_from_their_throughput(tmp_path: Path) -> None:
-    experiment = ExperimentFolder(tmp_path / "experiment")
-    for seed, warm_up in enumerate((30.0, 32.0)):
-        rows = metrics()
-        rows[0] |= {"compiled": True, "warm_up_seconds": warm_up}
-        experiment.add(settings("1f1b", "muon", 0.0, seed=seed), rows=rows)
-    text = to_text(report_of(experiment.folder))
-    # The first row of a step is of second 1.5.
-    assert "Blocks were compiled: the first step took 31.5 to 33.5 s, which throughput leaves out." in text
-    [cell] = cells_of(experiment.folder)
-    assert cell["first_step_seconds"] == 32.5
-    assert cell["tokens_per_second"] == 1000.0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.browser import CHROMIUM, Page, browser
 from support.command_line import asyncpp, succeeded
-from support.report_experiment import ExperimentFolder, metrics, settings
+from support.report_experiment import ExperimentFolder, metrics, settings, step_row
 
 from asyncpp_cli.runs.status import State, Status
 
@@ -26,21 +26,14 @@ SPIKE = 1234
 HOSTILE = "<img src=x onerror=console.error(1)>"
 
 
-TIMELINES = {
-    schedule: {
-        "first_step": 2998,
-        "steps": 2,
-        "steps_kept": 1.0,
-        "ranks": [
-            [["0B5998@2999", 0, 200_000], ["0U3000", 200_000, 210_000]],
-            [
-                ["1F5999@2999", 100_000, 300_000],
-                ["1B5999@2999", 300_000, 700_000],
-                ["1U3000", 700_000, 710_000],
-            ],
-        ],
-    }
-    for schedule in ("1f1b", "2bw")
+TIMELINE = {
+    "first_step": 2998,
+    "steps": 2,
+    "steps_kept": 1.0,
+    "ranks": [
+        [["0B5998@2999", 0, 200_000], ["0U3000", 200_000, 210_000]],
+        [["1F5999@2999", 100_000, 300_000], ["1B5999@2999", 300_000, 700_000], ["1U3000", 700_000, 710_000]],
+    ],
 }
 
 
@@ -53,17 +46,11 @@ def long_run(seed: int, delay: int) -> list[dict[str, Any]]:
     if delay:
         load = {"blocks": [0, 1], "max_over_mean": [1.25, 1.5], "entropy": [0.9, 0.9], "never_chosen": [0, 0]}
         segment["experts"] = load
+    losses = {77: math.nan, SPIKE: 9.5}
     steps = [
-        {
-            "kind": "step",
-            "step": step,
-            "tokens": 2048 * step,
-            "train_loss": math.nan if step == 77 else 9.5 if step == SPIKE else 2 + 3 / step,
-            "lr": 1e-3,
-            "grad_norm": 1.0,
-            "skipped": step == 77,
-            "seconds": 0.25 * step,
-        }
+        step_row(step)
+        | {"tokens": 2048 * step, "train_loss": losses.get(step, 2 + 3 / step), "seconds": 0.25 * step}
+        | {"lr": 1e-3, "grad_norm": 1.0, "skipped": step == 77}
         for step in range(1, ROWS + 1)
     ]
     return [start, *steps, segment, evaluation, end]
@@ -76,13 +63,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     experiment = ExperimentFolder(folder / "experiment", name=HOSTILE)
     for place, (schedule, name) in enumerate((("1f1b", "plain"), ("2bw", "plain"), ("1f1b", HOSTILE))):
         for seed in range(2):
-            rows = long_run(seed, place % 2)
             experiment.add(
                 settings(schedule, "muon", seed=seed, **{"data.path": name, "train.steps": ROWS}),
-                rows=rows,
+                rows=long_run(seed, place % 2),
                 status=Status(state=State.COMPLETED, attempt=1, step=ROWS, steps=ROWS),
                 axes={"data.path": name},
-                timeline=TIMELINES[schedule],
+                timeline=TIMELINE,
             )
     succeeded("report", experiment.folder, "--format", "html", "--out", folder / "page.html")
     return folder / "page.html"
@@ -106,14 +92,25 @@ def page(written: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
         yield opened
 
 
+LOSS = "document.getElementById('loss-chart')"
+
+
 def traces(page: Page) -> list[dict[str, Any]]:
-    """Colour, opacity and number of points of each line of the loss chart."""
+    """Opacity, number of points, last and highest of each line of the loss chart."""
     found: list[dict[str, Any]] = page.value(
-        "document.getElementById('loss-chart').data.map(t => "
-        "({opacity: t.opacity ?? 1, points: t.x.length, last: t.x[t.x.length - 1], text: t.text,"
+        f"{LOSS}.data.map(t => ({{opacity: t.opacity ?? 1, points: t.x.length, last: t.x[t.x.length - 1],"
         " top: Math.max(...t.y.filter(v => v !== null))}))"
     )
     return found
+
+
+def click(page: Page, *selectors: str) -> None:
+    for selector in selectors:
+        page.value(f"document.querySelector({selector!r}).click()")
+
+
+def texts(page: Page, selector: str) -> list[str]:
+    return page.value(f"[...document.querySelectorAll({selector!r})].map(each => each.textContent)")
 
 
 @needs_chromium
@@ -126,19 +123,16 @@ def test_it_says_nothing_to_the_console_and_asks_for_nothing(page: Page, written
 @needs_chromium
 def test_arms_with_several_seeds_are_a_mean_in_a_band(page: Page) -> None:
     """At each point of the line: half the sum of the two losses, and their distance over root 2."""
-    chart = "document.getElementById('loss-chart').data"
-    assert page.value(f"{chart}.length") == 9
-    page.value("document.querySelector('[data-seeds=\"single\"]').click()")
-    first, second = page.value(f"{chart}.filter(t => (t.opacity ?? 1) === 1).slice(0, 2).map(t => t.y)")
-    page.value("document.querySelector('[data-seeds=\"band\"]').click()")
-    low, high, mean = page.value(f"{chart}.slice(0, 3).map(t => t.y)")
+    assert page.value(f"{LOSS}.data.length") == 9
+    click(page, '[data-seeds="single"]')
+    first, second = page.value(f"{LOSS}.data.filter(t => (t.opacity ?? 1) === 1).slice(0, 2).map(t => t.y)")
+    click(page, '[data-seeds="band"]')
+    low, high, mean = page.value(f"{LOSS}.data.slice(0, 3).map(t => t.y)")
     pairs = list(zip(first, second, strict=True))
     assert mean == pytest.approx([(a + b) / 2 for a, b in pairs])
-    assert [b - a for a, b in zip(low, high, strict=True)] == pytest.approx(
-        [2 * abs(a - b) / math.sqrt(2) for a, b in pairs]
-    )
-    # What follows looks at single runs.
-    page.value("document.querySelector('[data-seeds=\"single\"]').click()")
+    widths = [b - a for a, b in zip(low, high, strict=True)]
+    assert widths == pytest.approx([2 * abs(a - b) / math.sqrt(2) for a, b in pairs])
+    click(page, '[data-seeds="single"]')  # what follows looks at single runs
     assert page.messages == []
 
 
@@ -155,51 +149,40 @@ def test_curves_are_there_thinned_with_their_extremes(page: Page) -> None:
 
 @needs_chromium
 def test_arms_axes_and_losses_can_be_switched(page: Page) -> None:
-    def click(selector: str) -> None:
-        page.value(f"document.querySelector({selector!r}).click()")
+    def lasts() -> set[float]:
+        return {trace["last"] for trace in traces(page) if trace["opacity"] < 1}
 
-    click('[data-arm="0"]')
+    click(page, '[data-arm="0"]')
     assert len(traces(page)) == 8
     assert page.value("document.getElementById('throughput-chart').data[0].x.length") == 2
-    click('[data-axis="tokens"]')
-    assert {trace["last"] for trace in traces(page) if trace["opacity"] < 1} == {ROWS * 2048}
-    click('[data-axis="seconds"]')
-    # 750 seconds, in minutes
-    assert {trace["last"] for trace in traces(page) if trace["opacity"] < 1} == {12.5}
-    click('[data-kind="val"]')
+    click(page, '[data-axis="tokens"]')
+    assert lasts() == {ROWS * 2048}
+    click(page, '[data-axis="seconds"]')
+    assert lasts() == {12.5}  # 750 seconds, in minutes
+    click(page, '[data-kind="val"]')
     assert [trace["points"] for trace in traces(page)] == [1] * 4
-    click('[data-range="end"]')
-    click('[data-kind="train"]')
-    low, high = page.value("document.getElementById('loss-chart').layout.xaxis.range")
+    click(page, '[data-range="end"]', '[data-kind="train"]')
+    low, high = page.value(f"{LOSS}.layout.xaxis.range")
     assert (low, high) == (pytest.approx(6.25, rel=0.01), pytest.approx(12.5, rel=0.02))
-    for selector in ('[data-arm="0"]', '[data-axis="step"]', '[data-range="all"]'):
-        click(selector)
-    assert len(traces(page)) == 12
-    assert page.messages == []
-
-
-@needs_chromium
-def test_the_load_of_experts_is_a_curve_of_the_arms_that_have_it(page: Page) -> None:
-    page.value("document.querySelector('[data-kind=\"load\"]').click()")
+    click(page, '[data-arm="0"]', '[data-axis="step"]', '[data-range="all"]')
+    # The load of experts is a curve of the arms that have it.
+    click(page, '[data-kind="load"]')
     assert [(trace["points"], trace["top"]) for trace in traces(page)] == [(1, 1.5), (1, 1.5)]
-    page.value("document.querySelector('[data-kind=\"train\"]').click()")
+    click(page, '[data-kind="train"]')
     assert len(traces(page)) == 12
     assert page.messages == []
 
 
 @needs_chromium
 def test_smoothing_is_a_mean_and_leaves_the_raw_data_behind(page: Page) -> None:
-    ask = "document.getElementById('loss-chart').data.filter(t => (t.opacity ?? 1) === 1)[0].y.length"
     slide = (
         "(() => { const s = document.getElementById('smoothing'); s.value = %d; "
-        "s.dispatchEvent(new Event('input')); return %s; })()"
+        "s.dispatchEvent(new Event('input')); "
+        f"const y = {LOSS}.data[1].y.slice(-200); return Math.max(...y) - Math.min(...y); }})()"
     )
-    spread = (
-        "(y => Math.max(...y) - Math.min(...y))(document.getElementById('loss-chart').data[1].y.slice(-200))"
-    )
-    rough, fine = page.value(slide % (0, spread)), page.value(slide % (20, spread))
+    rough, fine = page.value(slide % 0), page.value(slide % 20)
     assert fine < rough
-    assert page.value(ask) > 100
+    assert page.value(f"{LOSS}.data.filter(t => (t.opacity ?? 1) === 1)[0].y.length") > 100
     assert len(traces(page)) == 12
 
 
@@ -212,30 +195,26 @@ def test_every_chart_and_timeline_is_drawn(page: Page) -> None:
     assert page.value("document.getElementById('load-chart').data[0].text") == [["1.25", "1.50"]]
     # Two programs, predicted and measured, on two ranks.
     assert page.value("document.querySelectorAll('svg.gantt .g-rank').length") == 8
-    boxes = page.value("[...document.querySelectorAll('svg.gantt rect title')].map(t => t.textContent)")
+    boxes = texts(page, "svg.gantt rect title")
     # The same five actions four times, and the measured ones at the times that the run wrote.
     assert len(boxes) == 4 * 5
     assert boxes.count("1B5999@2999: 0.3 to 0.7 s") == 2
-    captions = page.value("[...document.querySelectorAll('#timelines figcaption')].map(t => t.textContent)")
+    captions = texts(page, "#timelines figcaption")
     assert all("The last step before the drain after step 3000" in caption for caption in captions)
     assert page.value("document.images.length") == 0
 
 
 @needs_chromium
 def test_names_with_html_are_shown_as_they_are(page: Page) -> None:
-    assert page.value("document.querySelector('h1').textContent") == HOSTILE
-    arms = page.value("[...document.querySelectorAll('#arm-list label')].map(l => l.textContent)")
-    assert any(HOSTILE in arm for arm in arms)
-    rows = page.value(
-        "[...document.querySelectorAll('#throughput-chart .ytick text')].map(t => t.textContent)"
-    )
-    assert any("<img" in row for row in rows)
+    assert texts(page, "h1") == [HOSTILE]
+    assert any(HOSTILE in arm for arm in texts(page, "#arm-list label"))
+    assert any("<img" in row for row in texts(page, "#throughput-chart .ytick text"))
 
 
 @needs_chromium
 def test_it_is_dark_where_the_system_is(page: Page, written: Path) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
-    chart = "document.getElementById('loss-chart').layout.paper_bgcolor"
+    chart = f"{LOSS}.layout.paper_bgcolor"
     assert (page.value(ground), page.value(chart)) == ("rgb(255, 255, 255)", "#fff")
 
     def prefer(scheme: str, colour: str) -> None:
@@ -255,35 +234,29 @@ def test_it_is_dark_where_the_system_is(page: Page, written: Path) -> None:
     assert page.value(ground) == "rgb(255, 255, 255)"
 
 
-@needs_chromium
-def test_a_phone_shows_loss_and_gap_on_its_first_screen(page: Page, written: Path) -> None:
-    page.open(written, width=390, height=844)
-    titles = page.value(
+def titles(page: Page, *, within: tuple[int, int] = (9999, 9999)) -> list[str]:
+    """The beginnings of the table's titles that are shown on a screen of this size."""
+    shown = page.value(
         "[...document.querySelectorAll('#table thead th')].filter(th => th.offsetParent).map(th => "
         "[th.textContent, th.getBoundingClientRect().right, th.getBoundingClientRect().bottom])"
     )
-    seen = [text for text, right, bottom in titles if right <= 390 and bottom <= 844]
-    assert any(text.startswith("val loss") for text in seen)
-    assert any(text.startswith("gap") for text in seen)
-    page.value("document.getElementById('every-column').click()")
-    every = page.value(
-        "[...document.querySelectorAll('#table thead th')].filter(th => th.offsetParent).length"
-    )
-    assert every > len(titles)
+    return [text[:6] for text, right, bottom in shown if right <= within[0] and bottom <= within[1]]
 
 
 @needs_chromium
-def test_a_wide_page_shows_the_main_columns_alone_until_it_is_asked(page: Page, written: Path) -> None:
-    page.open(written, width=1400, height=844)
-    shown = (
-        "[...document.querySelectorAll('#table thead th')].filter(th => th.offsetParent)"
-        ".map(th => th.textContent)"
-    )
-    titles = page.value(shown)
-    assert any(text.startswith("× sync") for text in titles)
-    assert not [text for text in titles if text.startswith(("perplexity", "unigram", "skipped"))]
-    page.value("document.getElementById('every-column').click()")
-    assert {text[:7] for text in page.value(shown)} >= {"perplex", "unigram", "skipped"}
+@pytest.mark.parametrize(
+    ("width", "seen"), [(390, {"val lo", "gap(de"}), (1400, {"val lo", "gap(de", "× sync"})]
+)
+def test_a_page_shows_the_main_columns_alone_until_it_is_asked(
+    page: Page, written: Path, width: int, seen: set[str]
+) -> None:
+    """A phone shows loss and gap on its first screen."""
+    page.open(written, width=width, height=844)
+    assert seen <= set(titles(page, within=(width, 844)))
+    others = {"perple", "unigra", "skippe"}
+    assert not others & set(titles(page))
+    click(page, "#every-column")
+    assert others <= set(titles(page))
 
 
 @needs_chromium
@@ -294,9 +267,7 @@ def test_it_fits_a_phone_and_prints(page: Page, written: Path, tmp_path: Path) -
     widths = page.value("[...document.querySelectorAll('.chart .main-svg')].map(s => s.clientWidth)")
     assert widths
     assert max(widths) <= 390
-    page.value(
-        "window.drawn = new Promise(r => document.getElementById('loss-chart').on('plotly_relayout', r)); 0"
-    )
+    page.value(f"window.drawn = new Promise(r => {LOSS}.on('plotly_relayout', r)); 0")
     page.call("Emulation.setDeviceMetricsOverride", width=700, height=800, deviceScaleFactor=1, mobile=False)
     page.value("window.drawn.then(() => 0)")
     charts = "[...document.querySelectorAll('.chart')].filter(c => c.querySelector('.main-svg'))"
@@ -336,16 +307,13 @@ def test_many_arms_are_shown_by_the_best_of_each_and_their_table_can_be_searched
 ) -> None:
     with browser(tmp_path) as page:
         page.open(many, width=800)
-        shown = "[...document.querySelectorAll('#arm-list label:not(.hidden-arm) span:first-of-type')]"
-        best = page.value(f"{shown}.map(arm => arm.textContent)")
+        best = texts(page, "#arm-list label:not(.hidden-arm) span:first-of-type")
         assert best == ["1f1b muon lr 0.004", "2bw muon EF lr 0.004", "2bw muon lr 0.004"]
-        assert "The best of each arm, 3 of 20" in page.value(
-            "document.getElementById('arm-list').textContent"
-        )
+        assert "The best of each arm, 3 of 20" in texts(page, "#arm-list")[0]
         # Both synchronous schedules: the lower line is wider than the upper one.
         page.value("document.querySelectorAll('#arm-list input[type=checkbox]')[3].click()")
-        page.value("document.querySelector('[data-kind=\"val\"]').click()")
-        widths = page.value("document.getElementById('loss-chart').data.map(t => [t.text, t.line.width])")
+        click(page, '[data-kind="val"]')
+        widths = page.value(f"{LOSS}.data.map(t => [t.text, t.line.width])")
         chosen = {text.partition(",")[0]: width for text, width in widths if width > 1}
         assert chosen["1f1b muon lr 0.004"] > chosen["gpipe muon lr 0.004"] == chosen["2bw muon lr 0.004"]
         first = "document.querySelector('#table tbody').rows[0].textContent"
@@ -362,11 +330,9 @@ def test_many_arms_are_shown_by_the_best_of_each_and_their_table_can_be_searched
         )
         rows = "[...document.querySelector('#table tbody').rows].filter(row => !row.hidden)"
         assert page.value(f"{rows}.length") == 2
-        assert re.search(
-            r"\d+ more columns to the right", page.value("document.querySelector('.hint').textContent")
-        )
+        assert re.search(r"\d+ more columns to the right", texts(page, ".hint")[0])
         page.open(many, width=2400)
-        assert page.value("document.querySelector('.hint').textContent") == ""
+        assert texts(page, ".hint") == [""]
         assert page.messages == []
 
 

@@ -48,7 +48,6 @@ def test_the_interval_of_a_difference_is_scipys(one: list[float], other: list[fl
     assert mine is not None
     assert theirs is not None
     found = welch(mine, theirs)
-    assert found is not None
     expected = stats.ttest_ind(one, other, equal_var=False).confidence_interval(CONFIDENCE)
     width = expected.high - expected.low
     assert found.low == pytest.approx(expected.low, abs=1e-8 * width + 1e-12)
@@ -59,7 +58,6 @@ def test_the_interval_of_a_difference_is_scipys(one: list[float], other: list[fl
 def test_the_interval_of_paired_differences_is_scipys(pairs: list[tuple[float, float]]) -> None:
     differences = [one - other for one, other in pairs]
     found = paired(differences)
-    assert found is not None
     error = stats.sem(differences)
     middle = sum(differences) / len(differences)
     reach = stats.t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1) * error
@@ -84,5 +82,4 @@ def test_runs_that_agree_to_the_bit_have_an_interval_without_width() -> None:
     assert one is not None
     assert other is not None
     found = welch(one, other)
-    assert found is not None
     assert (found.low, found.high) == (0.5, 0.5)

@@ -44,7 +44,6 @@ def test_the_same_actions_are_measured_and_predicted(tmp_path: Path) -> None:
     [pair] = pairs_of(tmp_path, None, json.dumps({"format": 1} | GOOD))
     assert (pair.problem, pair.unit) == (None, "s")
     assert pair.steps == "The last step before the drain after step 4"
-    assert pair.measured is not None
     assert list(pair.measured.starts[1]) == [0.15, 0.3, 0.49]
     assert list(pair.measured.ends[0]) == [0.1, 0.7, 0.71]
     # A micro-batch takes (0.3 + 0.35) / 2 seconds on average, a third of that in the forward. Before it,

@@ -84,7 +84,6 @@ def test_the_page_has_a_chart(tuned: Experiment) -> None:
     page = file.read_text()
     assert 'id="tuning-optimizer.lr-chart"' in page
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
-    assert found is not None
     chart = json.loads(found[1])["charts"]["tuning-optimizer.lr"]
     assert chart["layout"]["xaxis"]["type"] == "log"
     figure = asyncpp_api.open(tuned.folder).figures()["tuning-optimizer.lr"]

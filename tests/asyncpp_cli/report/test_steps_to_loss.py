@@ -43,14 +43,7 @@ SHAPES: Mapping[str, Callable[[float], Curve]] = {
 }
 """By name, each with where its kink is (logarithm of the steps), if it has one."""
 
-DESIGNS = (
-    (0.75, 1, 1.33),
-    (0.7, 1, 1.4, 2),
-    (1, 1.41, 2),
-    (0.6, 1.2, 2.4),
-    (0.5, 1, 2, 4),
-    (0.95, 1.2),
-)
+DESIGNS = ((0.75, 1, 1.33), (0.7, 1, 1.4, 2), (1, 1.41, 2), (0.6, 1.2, 2.4), (0.5, 1, 2, 4), (0.95, 1.2))
 """Lengths over the synchronous one."""
 
 SEEDS = (2, 3, 5, 10)

@@ -37,11 +37,13 @@ from asyncpp_cli.report.analysis.verdict import (
     DOES_NOT_PAY,
     PAYS,
     UNDECIDED,
+    Verdict,
     time_by_loss,
     verdict_lines,
     verdicts,
 )
 from asyncpp_cli.report.formats.charts import charts
+from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Lineage
 from asyncpp_cli.runs.status import State, Status
@@ -54,50 +56,60 @@ def curve(steps: float) -> float:
     return float(1.4 + 9 * steps**-0.35)
 
 
+def averaged(runs: Sequence[RunResult]) -> list[CellResult]:
+    return aggregate_best(runs, keys=["train.steps", "schedule.microbatches"])[0]
+
+
 def cells(
     *, ratio: float, speed: float, seeds: Sequence[int] = (0, 1, 2, 3), noise: float = 1e-3
 ) -> list[CellResult]:
     """1f1b, a faster synchronous schedule, and 2bw in three lengths; `speed` is relative to the latter."""
     draw = np.random.default_rng(7)
-    runs = []
-    for seed in seeds:
-        for schedule, tokens_per_second in (("1f1b", 1000.0), ("zb-v", 1250.0)):
-            runs.append(
-                run(
-                    schedule,
-                    seed=seed,
-                    loss=curve(1200) + draw.normal(0, noise),
-                    speed=tokens_per_second * math.exp(draw.normal(0, 1e-3)),
-                    **{"train.steps": 1200, "data.context": 128},
-                )
+    arms = [("1f1b", 1200, 1200, 1000.0), ("zb-v", 1200, 1200, 1250.0)]
+    arms += [("2bw", steps, steps / ratio, 1250 * speed) for steps in (900, 1400, 2000)]
+    return averaged(
+        [
+            run(
+                schedule,
+                seed=seed,
+                loss=curve(as_many) + draw.normal(0, noise),
+                speed=of_arm * math.exp(draw.normal(0, 1e-3)),
+                **{"train.steps": steps, "data.context": 128},
             )
-        for length in (900, 1400, 2000):
-            runs.append(
-                run(
-                    "2bw",
-                    seed=seed,
-                    loss=curve(length / ratio) + draw.normal(0, noise),
-                    speed=1250 * speed * math.exp(draw.normal(0, 1e-3)),
-                    **{"train.steps": length, "data.context": 128},
-                )
-            )
-    return aggregate_best(runs, keys=["train.steps"], best_over=(), tuned=(), target=None)[0]
+            for seed in seeds
+            for schedule, steps, as_many, of_arm in arms
+        ]
+    )
+
+
+Arm = tuple[str, int, float, float | None]
+"""Schedule, steps, loss, and tokens per second."""
+DELAYED: list[Arm] = [("2bw", steps, curve(steps), 1500.0) for steps in (900, 1200, 1500)]
+
+
+def runs_of(arms: Sequence[Arm], *, seeds: int = 3, **further: Any) -> list[RunResult]:
+    """Runs of each seed, whose losses and speeds differ by a little."""
+    return [
+        run(
+            schedule,
+            seed=seed,
+            loss=loss + 1e-3 * seed,
+            speed=None if speed is None else speed + seed,
+            **{"train.steps": steps, **further},
+        )
+        for seed in range(seeds)
+        for schedule, steps, loss, speed in arms
+    ]
 
 
 def test_the_time_is_that_of_the_fastest_synchronous_schedule() -> None:
     [verdict] = verdicts(cells(ratio=1.1, speed=1.3))
-    assert verdict.fastest is not None
-    assert verdict.fastest.schedule == "zb-v"
-    assert verdict.answer == PAYS
+    assert (verdict.fastest.schedule, verdict.answer) == ("zb-v", PAYS)
     assert verdict.time == pytest.approx(1.1 / 1.3, rel=0.01)
-    assert verdict.interval is not None
-    low, high = verdict.interval
-    assert low < 1.1 / 1.3 < high < 1
+    assert verdict.interval[0] < 1.1 / 1.3 < verdict.interval[1] < 1
     assert "Pays: 2bw muon reaches the loss of" in verdict.sentence
     assert "zb-v" in verdict.sentence
-
-
-def test_more_steps_than_speed_does_not_pay() -> None:
+    # Where it takes more of the steps than it wins of the speed, it does not pay.
     [verdict] = verdicts(cells(ratio=1.1, speed=1.05))
     assert verdict.answer == DOES_NOT_PAY
     assert verdict.sentence.startswith("Does not pay: ")
@@ -113,10 +125,7 @@ def test_more_steps_than_speed_does_not_pay() -> None:
             {"speed": 1.1, "noise": 1e-5},
             r"between the lengths.*: `matrix.train.steps=\[900,1200,13\d\d,1400,",
         ),
-        (
-            {"speed": 1.1, "noise": 0.05},
-            r"beyond the lengths.*: `matrix.train.steps=\[450,637,900,",
-        ),
+        ({"speed": 1.1, "noise": 0.05}, r"beyond the lengths.*: `matrix.train.steps=\[450,637,900,"),
     ],
 )
 def test_an_undecided_verdict_says_what_would_decide(drawn: dict[str, Any], remedy: str) -> None:
@@ -225,54 +234,57 @@ def test_arms_without_lengths_or_synchronous_arms_have_no_answer(tmp_path: Path)
     assert verdict_lines([cell for cell in compared if cell.synchronous]) == ([], [])
 
 
+def larger_batch(*, fastest: float | None) -> Verdict:
+    """The verdict on twice the synchronous batch, perhaps with runs of zb-v of 100 steps for their speed."""
+    twice = {"schedule.microbatches": 4}
+    lengths = [("1f1b", steps, curve(2 * steps), 1500.0) for steps in (450, 600, 750)]
+    runs = runs_of([("1f1b", 1200, curve(1200), 1000.0), *DELAYED])
+    runs += [replace(each, id=f"{each.id}-twice") for each in runs_of(lengths, **twice)]
+    if fastest is not None:
+        for speed, suffix, further in ((1250.0, "", {}), (fastest, "-twice", twice)):
+            short = runs_of([("zb-v", 100, math.nan, speed)], **further)
+            runs += [
+                replace(
+                    each,
+                    loss_of=f"1f1b-{seed}{suffix}",
+                    id=each.id + suffix,
+                    measurement=replace(each.measurement, val_loss=None),
+                )
+                for seed, each in enumerate(short)
+            ]
+    return next(verdict for verdict in verdicts(averaged(runs)) if verdict.delayed.synchronous)
+
+
 def test_a_doubled_synchronous_batch_is_a_choice_as_well() -> None:
     """Its time is compared in tokens, with the synchronous arm of the batch that is delayed."""
-    compared = [
-        run("1f1b", seed=seed, loss=curve(length) + 0.001 * seed, speed=speed, **further)
-        for seed in (0, 1, 2)
-        for length, speed, further in (
-            (1200, 1000.0, {"train.steps": 1200}),
-            (900, 1500.0, {"train.steps": 600, "schedule.microbatches": 4}),
-            (1100, 1500.0, {"train.steps": 750, "schedule.microbatches": 4}),
-            (1500, 1500.0, {"train.steps": 1000, "schedule.microbatches": 4}),
-        )
-    ]
-    compared += [
-        run("2bw", seed=seed, loss=curve(length) + 0.001 * seed, speed=1000.0, **{"train.steps": length})
-        for seed in (0, 1, 2)
-        for length in (900, 1200, 1500)
-    ]
-    averaged = aggregate_best(
-        compared, keys=["train.steps", "schedule.microbatches"], best_over=(), tuned=(), target=None
-    )[0]
-    larger = next(verdict for verdict in verdicts(averaged) if verdict.delayed.synchronous)
-    assert larger.steps is not None
-    assert larger.speed is not None
-    assert larger.speed.ratio == pytest.approx(1.5)
-    # Twice the sequences per step in 600 to 1,000 steps are 1,200 to 2,000 steps of the smaller batch.
-    assert 1 < larger.steps.ratio < 2000 / 1200
+    larger = larger_batch(fastest=None)
+    assert larger.speed.ratio == pytest.approx(1.5, rel=1e-3)
+    # Twice the sequences per step in 450 to 750 steps are 900 to 1,500 steps of the smaller batch.
+    assert larger.steps.ratio == pytest.approx(1, rel=1e-3)
+
+
+def test_a_larger_synchronous_batch_is_timed_at_its_fastest_schedule() -> None:
+    """The others of that batch, which ran for their speed, count neither in its loss nor as its lengths."""
+    larger = larger_batch(fastest=2500.0)
+    assert larger.speed.ratio == pytest.approx(2500 / 1250, rel=1e-3)
+    assert [cell.schedule for cell in larger.lengths] == ["1f1b"] * 3
+    hours = time_by_loss(larger)[larger.delayed_name]
+    assert all(math.isfinite(loss) for _, losses in hours for loss in losses)
 
 
 def test_throughput_is_relative_to_the_fastest_synchronous_schedule() -> None:
     """Of any number of steps: a few are enough for a speed."""
-    runs = [
-        run("1f1b", speed=1000.0, **{"train.steps": 1200}),
-        run("zb-v", speed=1250.0, **{"train.steps": 100}),
-        run("2bw", speed=1500.0, **{"train.steps": 1200}),
-        run("zb-v", speed=9000.0, **{"train.steps": 1200, "schedule.microbatches": 4}),
-    ]
-    averaged = aggregate_best(
-        runs, keys=["train.steps", "schedule.microbatches"], best_over=(), tuned=(), target=None
-    )[0]
-    by_schedule = {(cell.schedule, cell.runs[0].value("schedule.microbatches")): cell for cell in averaged}
-    delayed = by_schedule["2bw", 2]
-    assert delayed.throughput_ratio == pytest.approx(1.2)
-    assert delayed.fastest is not None
-    assert delayed.fastest.schedule == "zb-v"
-    assert delayed.baseline is not None
-    assert delayed.baseline.schedule == "1f1b"
-    assert by_schedule["zb-v", 2].throughput_ratio is None
-    assert by_schedule["1f1b", 2].throughput_ratio == pytest.approx(0.8)
+    sync, fastest, delayed, _ = averaged(
+        [
+            run("1f1b", speed=1000.0, **{"train.steps": 1200}),
+            run("zb-v", speed=1250.0, **{"train.steps": 100}),
+            run("2bw", speed=1500.0, **{"train.steps": 1200}),
+            run("zb-v", speed=9000.0, **{"train.steps": 1200, "schedule.microbatches": 4}),
+        ]
+    )
+    ratios = [each.throughput_ratio for each in (sync, fastest, delayed)]
+    assert ratios == [pytest.approx(0.8), None, pytest.approx(1.2)]
+    assert (delayed.fastest.schedule, delayed.baseline.schedule) == ("zb-v", "1f1b")
 
 
 @pytest.mark.parametrize(
@@ -289,22 +301,12 @@ def test_throughput_is_relative_to_the_fastest_synchronous_schedule() -> None:
 def test_synchronous_schedules_with_other_losses_do_not_stand_for_each_other(
     precision: str, shift: float, refused: bool
 ) -> None:
-    runs = [
-        run(
-            schedule,
-            seed=seed,
-            loss=curve(length) + noise * (1 + 1e-4 * seed) + 1e-3 * seed,
-            speed=speed + seed,
-            **{"train.steps": length, "train.precision": precision},
-        )
-        for seed in (0, 1, 2)
-        for schedule, length, noise, speed in (
-            *(("1f1b", 1200, 0.0, 1000.0), ("zb-v", 1200, shift, 1000.0)),
-            *(("2bw", length, 0.0, 1500.0) for length in (900, 1200, 1500)),
-        )
-    ]
-    averaged = aggregate_best(runs, keys=["train.steps"], best_over=(), tuned=(), target=None)[0]
-    found, not_answered = verdict_lines(averaged)
+    runs = runs_of([("1f1b", 1200, curve(1200), 1000.0), *DELAYED], **{"train.precision": precision})
+    for each in runs_of([("zb-v", 1200, curve(1200), 1000.0)], **{"train.precision": precision}):
+        seed = each.value("seed")
+        loss = curve(1200) + shift * (1 + 1e-4 * seed) + 1e-3 * seed
+        runs.append(replace(each, measurement=replace(each.measurement, val_loss=loss)))
+    found, not_answered = verdict_lines(averaged(runs))
     if refused:
         assert found == []
         [line] = not_answered
@@ -314,22 +316,9 @@ def test_synchronous_schedules_with_other_losses_do_not_stand_for_each_other(
 
 
 def test_a_schedule_run_for_its_speed_gives_the_time_and_not_the_loss() -> None:
-    runs = [
-        run(schedule, seed=seed, loss=loss + 1e-3 * seed, speed=speed, **{"train.steps": steps})
-        for seed in (0, 1, 2)
-        for schedule, steps, loss, speed in (
-            ("1f1b", 1200, curve(1200), 1000.0),
-            ("zb-v", 100, curve(100), 1250.0),
-            ("2bw", 900, curve(900), 1500.0 + seed),
-            ("2bw", 1200, curve(1200), 1500.0),
-            ("2bw", 1500, curve(1500), 1500.0 - seed),
-        )
-    ]
-    averaged = aggregate_best(runs, keys=["train.steps"], best_over=(), tuned=(), target=None)[0]
-    [verdict] = verdicts(averaged)
-    assert verdict.fastest is not None
+    arms = [("1f1b", 1200, curve(1200), 1000.0), ("zb-v", 100, curve(100), 1250.0), *DELAYED]
+    [verdict] = verdicts(averaged(runs_of(arms)))
     assert (verdict.synchronous.schedule, verdict.fastest.schedule) == ("1f1b", "zb-v")
-    assert verdict.speed is not None
     assert verdict.speed.ratio == pytest.approx(1500 / 1250, rel=0.01)
 
 
@@ -364,44 +353,10 @@ def test_a_run_for_its_speed_alone_has_no_loss_in_any_format(tmp_path: Path) -> 
     assert "9.87" not in re.sub(r"<(script|style)[^>]*>.*?</\1>", "", page.read_text(), flags=re.DOTALL)
 
 
-def test_a_larger_synchronous_batch_is_timed_at_its_fastest_schedule() -> None:
-    """The others of that batch, which ran for their speed, count neither in its loss nor as its lengths."""
-    runs = [
-        run(schedule, id=f"{schedule}-{m}-{seed}", loss=loss, speed=speed, loss_of=giver, **further)
-        for seed in (0, 1)
-        for m, lengths, speeds in ((2, (1200,), (1000.0, 1250.0)), (4, (450, 600, 750), (1400.0, 2500.0)))
-        for length in (*lengths, 100)
-        for schedule, speed in zip(("1f1b", "zb-v"), speeds, strict=True)
-        if (schedule == "zb-v") == (length == 100)
-        for further in ({"train.steps": length, "schedule.microbatches": m, "seed": seed},)
-        for giver in (f"1f1b-{m}-{seed}" if schedule == "zb-v" else None,)
-        for loss in (None if giver else curve(length * m / 2) + 1e-3 * seed,)
-    ]
-    runs += [
-        run("2bw", seed=seed, loss=curve(length) + 1e-3 * seed, speed=1500.0, **{"train.steps": length})
-        for seed in (0, 1)
-        for length in (900, 1200, 1500)
-    ]
-    averaged = aggregate_best(
-        runs, keys=["train.steps", "schedule.microbatches"], best_over=(), tuned=(), target=None
-    )[0]
-    larger = next(verdict for verdict in verdicts(averaged) if verdict.delayed.synchronous)
-    assert larger.speed is not None
-    assert larger.speed.ratio == pytest.approx(2500 / 1250)
-    assert [cell.schedule for cell in larger.lengths] == ["1f1b"] * 3
-    hours = time_by_loss(larger)[larger.delayed_name]
-    assert all(math.isfinite(loss) for _, losses in hours for loss in losses)
-
-
 def test_replayed_runs_have_no_time() -> None:
-    runs = [
-        run(schedule, seed=seed, loss=curve(steps) + 1e-3 * seed, speed=None, **{"train.steps": steps})
-        for seed in (0, 1, 2)
-        for schedule, steps in (("1f1b", 1200), ("2bw", 900), ("2bw", 1200), ("2bw", 1500))
-    ]
+    runs = runs_of([("1f1b", 1200, curve(1200), None), *((*arm[:3], None) for arm in DELAYED)])
     runs = [replace(one, measurement=replace(one.measurement, start={"replayed": True})) for one in runs]
-    averaged = aggregate_best(runs, keys=["train.steps"], best_over=(), tuned=(), target=None)[0]
-    _, [line] = verdict_lines(averaged)
+    _, [line] = verdict_lines(averaged(runs))
     assert "replayed runs have no throughput" in line
 
 
@@ -418,23 +373,12 @@ def test_the_chart_has_the_arms_over_time() -> None:
 
 
 def test_rates_chosen_on_the_compared_seeds_are_said_to_be() -> None:
-    runs = [
-        run(
-            schedule,
-            seed=seed,
-            loss=curve(steps) + 1e-3 * seed + penalty,
-            speed=1000.0 + seed,
-            **{"train.steps": steps, "optimizer.lr": rate},
-        )
-        for seed in (0, 1, 2)
-        for schedule, steps in (("1f1b", 1200), ("2bw", 900), ("2bw", 1200), ("2bw", 1500))
-        for rate, penalty in ((0.01, 0.0), (0.02, 0.1))
-    ]
-    averaged, _, choices = aggregate_best(
-        runs, keys=["train.steps"], best_over=["optimizer.lr"], tuned=(), target=None
-    )
+    arms = [("1f1b", 1200, curve(1200), 1000.0), *DELAYED]
+    worse = [(name, steps, loss + 0.1, speed) for name, steps, loss, speed in arms]
+    runs = [*runs_of(arms, **{"optimizer.lr": 0.01}), *runs_of(worse, **{"optimizer.lr": 0.02})]
+    compared, _, choices = aggregate_best(runs, keys=["train.steps"], best_over=["optimizer.lr"])
     assert any("(on the edge)" in choice for choice in choices)
-    assert any("chosen on the seeds that are compared" in line for line in verdict_lines(averaged)[0])
+    assert any("chosen on the seeds that are compared" in line for line in verdict_lines(compared)[0])
 
 
 @pytest.mark.slow
@@ -451,8 +395,6 @@ def test_steps_are_carried_over_to_a_planned_run() -> None:
         limit_gb=75.0,
     )
     synchronous, delayed = planned["synchronous"], planned["delay 1"]
-    assert synchronous is not None
-    assert delayed is not None
     size = ("--gpus", "4", "--tokens-per-step", str(2**14))
     listed = json.loads(succeeded("plan", "135m", "optimizer=muon", *size, "--json").output)
     first = next(row for row in listed if row["delay"] == 0)
@@ -461,11 +403,8 @@ def test_steps_are_carried_over_to_a_planned_run() -> None:
     assert first["step_time"] < synchronous.seconds
     speed = first["step_time"] / delayed.seconds
     assert carried.speed == pytest.approx(speed)
-    assert carried.synchronous is not None
     assert carried.synchronous.seconds == first["step_time"]
     assert list(carried.synchronous.layout.memory) == first["memory"]
-    assert found[0].steps is not None
-    assert carried.times is not None
     assert carried.times[0] == pytest.approx(found[0].steps.ratio / speed)
     assert "measured at another size, nano" in carried.sentence
     assert "The speed is planned" in carried.sentence
@@ -501,25 +440,17 @@ def test_mistakes_with_for_are_named(tmp_path: Path, arguments: list[str], messa
 def test_decays_of_a_constant_trunk_are_lengths_of_an_arm(parent: str, lengths: int) -> None:
     """Those of a run that had decayed already are not: their rate jumps."""
     runs = []
-    for seed in (0, 1, 2):
-        for schedule, steps in (("1f1b", 1200), ("2bw", 900), ("2bw", 1200), ("2bw", 1500)):
-            lineage = Lineage(
-                experiment="/trunk",
-                run="trunk",
-                step=int(0.8 * steps),
-                steps=int(0.8 * steps),
-                saved_by=Owner(run="trunk", config_sha256="0" * 64),
-                changed={"optimizer.schedule": (parent, "wsd")},
-            )
-            branch = run(
-                schedule,
-                seed=seed,
-                loss=curve(steps) + 1e-3 * seed,
-                speed=1000.0 + seed,
-                **{"train.steps": steps, "optimizer.schedule": "wsd", "continues": lineage.label},
-            )
-            runs.append(replace(branch, lineage=lineage))
-    averaged = aggregate_best(runs, keys=["train.steps"], best_over=(), tuned=(), target=None)[0]
-    found = [verdict for verdict in verdicts(averaged) if not verdict.delayed.synchronous]
+    for each in runs_of([("1f1b", 1200, curve(1200), 1000.0), *DELAYED], **{"optimizer.schedule": "wsd"}):
+        step = int(0.8 * each.value("train.steps"))
+        lineage = Lineage(
+            experiment="/trunk",
+            run="trunk",
+            step=step,
+            steps=step,
+            saved_by=Owner(run="trunk", config_sha256="0" * 64),
+            changed={"optimizer.schedule": (parent, "wsd")},
+        )
+        runs.append(replace(each, lineage=lineage, config=each.config | {"continues": lineage.label}))
+    found = [verdict for verdict in verdicts(averaged(runs)) if not verdict.delayed.synchronous]
     assert len(found[0].lengths) == lengths
     assert (found[0].steps is not None) == (parent == "constant")
