@@ -6,6 +6,7 @@ from typing import Any
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.processes import user_name
 from asyncpp_cli.runs.run_folder import Run
@@ -17,6 +18,12 @@ def claimed(run: Run, **how: Any) -> Attempt:
     attempt = claim(run, **how)
     assert attempt is not None
     return attempt
+
+
+def fall(attempt: Attempt, rank: int, code: int, *, stopped: bool = False) -> None:
+    """A rank ends with an exit code, or by a signal if that is negative."""
+    by_signal = {"code": None, "signal_number": -code} if code < 0 else {"code": code, "signal_number": None}
+    end_rank(attempt, rank, **by_signal, stopped=stopped)
 
 
 def submitted(experiment: Experiment, **runs: tuple[str, ...]) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, succeeded
+from support.launches import TINY
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State
@@ -47,18 +48,8 @@ def test_a_model_that_ends_the_process_completes_nothing(
     (tmp_path / "text.txt").write_text("to be or not to be " * 400)
     monkeypatch.syspath_prepend(tmp_path)
     folder = tmp_path / "e"
-    changes = [
-        "matrix={schedule: 1f1b, optimizer: adamw}",
-        "exclude=[]",
-        "model=micro",
-        f"model.factory=own_models:{factory}",
-        f"data.path={tmp_path / 'text.txt'}",
-        "data.context=16",
-        "train.steps=2",
-        "train.eval_interval=2",
-        "train.microbatch_size=1",
-        "train.eval_microbatches=1",
-    ]
+    changes = ["matrix={schedule: 1f1b, optimizer: adamw}", "exclude=[]", *TINY, "train.steps=2"]
+    changes += [f"model.factory=own_models:{factory}", f"data.path={tmp_path / 'text.txt'}"]
     succeeded("sweep", "quickstart", *changes, "--out", folder)
     [run] = open_experiment(folder).runs
     if reason:

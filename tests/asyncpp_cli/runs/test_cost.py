@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from support.attempts import claimed
+from support.attempts import claimed, fall
 from support.command_line import asyncpp
 from support.report_experiment import ExperimentFolder, metrics, settings
 
 import asyncpp as api
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.cost import Cost, cost_of_run, cost_text, total
-from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
@@ -28,12 +27,11 @@ def attempted(run: Run, *, hours: float, processes: int, gpus: int, threads: int
     """Add an attempt that has taken these hours."""
     attempt = claimed(run, processes=processes, replay=False, steps=4, gpus=gpus, threads=threads)
     described = attempt.description()
-    assert described.monotonic is not None
     attempt.write(structs.replace(described, monotonic=described.monotonic - hours * HOUR))
     for rank in range(processes):
         attempt.record_start(rank, this_process())
     for rank in range(processes):
-        end_rank(attempt, rank, code=1 if failed else 0, signal_number=None, stopped=False)
+        fall(attempt, rank, int(failed))
     return attempt
 
 
@@ -51,13 +49,11 @@ def test_all_attempts_of_a_run_count(experiment: ExperimentFolder) -> None:
     assert cost_of_run(run, run.status()) is None
     attempted(run, hours=2.0, processes=2, gpus=0, threads=3, failed=True)
     first = cost_of_run(run, run.status())
-    assert first is not None
     assert first.gpu_hours == 0.0
     # Between the claim and the recorded ends some seconds pass at most.
     assert first.core_hours == pytest.approx(12.0, abs=0.2)
     attempted(run, hours=1.0, processes=4, gpus=4, threads=3, failed=False)
     both = cost_of_run(run, run.status())
-    assert both is not None
     assert both.core_hours == first.core_hours
     assert both.gpu_hours == pytest.approx(4.0, abs=0.1)
 
@@ -78,8 +74,7 @@ def test_an_attempt_that_vanished_counts_to_its_last_heartbeat(experiment: Exper
 
 def test_status_and_report_show_the_cost_per_cell_and_in_all(experiment: ExperimentFolder) -> None:
     for seed, hours in enumerate((1.0, 2.0)):
-        run = experiment.add(settings("1f1b", "muon", seed=seed), status=Status(state=State.PENDING))
-        attempted(run, hours=hours, processes=2, gpus=2, threads=1, failed=False)
+        attempted(pending(experiment, seed), hours=hours, processes=2, gpus=2, threads=1, failed=False)
     experiment.add(settings("2bw", "muon"), rows=metrics())
     shown = asyncpp("status", experiment.folder).output
     assert "3 completed; 6 GPU-hours" in shown
@@ -89,9 +84,8 @@ def test_status_and_report_show_the_cost_per_cell_and_in_all(experiment: Experim
     by_schedule = {record["schedule"]: record for record in records}
     assert by_schedule["1f1b"]["gpu_hours"] == pytest.approx(6.0, abs=0.1)
     assert by_schedule["2bw"]["gpu_hours"] is None
-    assert (
-        "Cost of all runs and all their attempts: 6 GPU-hours" in asyncpp("report", experiment.folder).output
-    )
+    shown = asyncpp("report", experiment.folder).output
+    assert "Cost of all runs and all their attempts: 6 GPU-hours" in shown
     assert api.open(experiment.folder).status()["gpu_hours"].to_list()[2] is None
 
 

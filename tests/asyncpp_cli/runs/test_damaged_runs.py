@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.attempts import claimed
 from support.command_line import asyncpp, succeeded
 from support.files import edit
-from support.report_experiment import ExperimentFolder, begun, settings
+from support.report_experiment import JSON, ExperimentFolder, begun, settings
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -53,35 +53,16 @@ def going_on(run: Run) -> None:
     edit(file, processes=[process | {"start": process["start"] + 1}])  # it has ended since
 
 
-def status_of(text: str) -> Callable[[Run], None]:
-    return lambda run: run.status_file.write_text(text, errors="surrogateescape") and None
+def status_of(text: str) -> Callable[[Run], object]:
+    return lambda run: run.status_file.write_text(text, errors="surrogateescape")
 
 
-def changed(**fields: Any) -> Callable[[Run], None]:
+def changed(**fields: Any) -> Callable[[Run], object]:
     return lambda run: edit(run.status_file, **fields)
 
 
-def without_attempts(run: Run) -> None:
-    going_on(run)
-    shutil.rmtree(run.attempts)
-
-
-def attempt_of(text: str) -> Callable[[Run], None]:
-    def change(run: Run) -> None:
-        going_on(run)
-        (run.attempts / "1" / "attempt.json").write_text(text)
-
-    return change
-
-
-def folder_as_status(run: Run) -> None:
-    run.status_file.unlink()
-    run.status_file.mkdir()
-
-
-def file_as_folder(run: Run) -> None:
-    shutil.rmtree(run.folder)
-    run.folder.write_text("")
+def attempt_of(text: str) -> Callable[[Run], object]:
+    return lambda run: (going_on(run), (run.attempts / "1" / "attempt.json").write_text(text))
 
 
 DAMAGES: dict[str, tuple[Callable[[Run], object], str]] = {
@@ -91,12 +72,12 @@ DAMAGES: dict[str, tuple[Callable[[Run], object], str]] = {
     "unknown state": (changed(state="odd"), "/status.json"),
     "state says damaged": (changed(state="damaged"), "/status.json"),
     "attempt is huge": (changed(attempt=10**400), "/status.json"),
-    "status is a folder": (folder_as_status, "/status.json"),
-    "no attempts": (without_attempts, "/attempts/1/attempt.json"),
+    "status is a folder": (lambda run: (run.status_file.unlink(), run.status_file.mkdir()), "/status.json"),
+    "no attempts": (lambda run: (going_on(run), shutil.rmtree(run.attempts)), "/attempts/1/attempt.json"),
     "no processes": (attempt_of('{"format": 1}'), "/attempts/1/attempt.json"),
     "no json": (attempt_of("{"), "/attempts/1/attempt.json"),
     "folder is gone": (lambda run: shutil.rmtree(run.folder), ""),
-    "folder is a file": (file_as_folder, ""),
+    "folder is a file": (lambda run: (shutil.rmtree(run.folder), run.folder.write_text("")), ""),
 }
 
 
@@ -164,11 +145,6 @@ def test_a_damaged_run_whose_processes_are_there_is_left_alone(experiment: Exper
     assert current_status(run).state == State.DAMAGED
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
-    max_leaves=4,
-)
 FILES = (
     *("status.json", "metrics.jsonl", "timeline.json", "config.yaml", "attempts/1/attempt.json"),
     *("attempts/1/rank-0.json", "attempts/1/rank-0.end.json", "attempts/1/rank-0.error.json"),

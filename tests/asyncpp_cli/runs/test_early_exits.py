@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.attempts import claimed
+from support.attempts import claimed, fall
 
 from asyncpp_cli.launch.common.supervisor import Supervisor
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import RankEnd
-from asyncpp_cli.runs.attempts.settle import end_rank, settle
+from asyncpp_cli.runs.attempts.settle import settle
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
@@ -85,11 +85,6 @@ def seconds_left(watching: Supervisor) -> float | None:
     return watching._seconds_left()
 
 
-def fall(attempt: Attempt, rank: int, code: int) -> None:
-    signal_number = -code if code < 0 else None
-    end_rank(attempt, rank, code=code if code > 0 else None, signal_number=signal_number, stopped=False)
-
-
 def long_ago(watching: Supervisor) -> None:
     """Seen, and a minute passes by the supervisor's own monotonic clock."""
     for early_exit in watching._attempt.early_exits:
@@ -108,7 +103,7 @@ def files_of_an_end(attempt: Attempt, ranks: int) -> int:
     for rank in range(ranks - 2):
         attempt.write(RankEnd(code=0, signal=None, stopped=False, time=1.0), rank)
     with opening() as files:
-        end_rank(attempt, ranks - 2, code=0, signal_number=None, stopped=False)
+        fall(attempt, ranks - 2, 0)
     assert attempt.run.status().state == State.RUNNING
     return sum(str(attempt.folder.parent.parent) in file for file in files)
 

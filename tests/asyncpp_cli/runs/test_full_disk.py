@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Timer
 
 import pytest
-from support.attempts import claimed
+from support.attempts import claimed, fall
 from support.command_line import succeeded
 from support.launches import TINY
 from support.privileges import disk, fill
@@ -19,7 +19,7 @@ from support.privileges import disk, fill
 from asyncpp_cli.launch.common.supervisor import Supervisor
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.recorder import RunRecorder
-from asyncpp_cli.runs.attempts.settle import current_status, end_rank
+from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.processes import process_id, this_process
 from asyncpp_cli.runs.run_folder import Run
@@ -48,20 +48,10 @@ def begin(run: Run) -> Attempt:
 def test_a_rank_of_a_job_that_cannot_even_begin_says_so_in_a_line(run: Run, small_disk: Path) -> None:
     attempt = begin(run)
     fill(small_disk)
-    job = {
-        "SLURM_PROCID": "0",
-        "SLURM_NTASKS": "1",
-        "SLURM_LOCALID": "0",
-        "SLURM_STEP_TASKS_PER_NODE": "1",
-        "SLURM_NODEID": "0",
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "asyncpp_cli.launch.common.supervisor",
-        str(run.folder),
-        str(attempt.number),
-    ]
+    job = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+    job["SLURM_STEP_TASKS_PER_NODE"] = "1"
+    module = "asyncpp_cli.launch.common.supervisor"
+    command = [sys.executable, "-m", module, str(run.folder), str(attempt.number)]
     ended = subprocess.run(
         command, env=os.environ | job, capture_output=True, text=True, check=False, timeout=100
     )
@@ -75,7 +65,7 @@ def test_a_rank_for_which_there_was_no_room_is_not_called_killed(run: Run, small
     with subprocess.Popen(["true"]) as child:
         attempt.record_start(0, process_id(child.pid))
     filled = fill(small_disk)
-    end_rank(attempt, 0, code=1, signal_number=None, stopped=False)
+    fall(attempt, 0, 1)
     assert current_status(run).reason == "rank 0 ended without a record: no space is left on its disk"
     filled.unlink()
 

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.attempts import claimed
+from support.attempts import claimed, fall
 from support.command_line import asyncpp, refusal, succeeded
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
@@ -41,7 +40,7 @@ def log(attempt: Attempt, rank: int) -> Path:
 
 def end(attempt: Attempt, *codes: int) -> None:
     for rank, code in enumerate(codes):
-        end_rank(attempt, rank, code=code, signal_number=None, stopped=False)
+        fall(attempt, rank, code)
 
 
 @pytest.mark.slow
@@ -87,16 +86,8 @@ class Following:
 
     def __init__(self, run: Run, output: Path) -> None:
         self.output, self.errors = output.with_suffix(".out"), output.with_suffix(".err")
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "asyncpp_cli",
-            "logs",
-            str(run.folder.parents[1]),
-            run.id,
-            "-f",
-        ]
+        words = ["logs", str(run.folder.parents[1]), run.id, "-f"]
+        command = [sys.executable, "-P", "-m", "asyncpp_cli", *words]
         with self.output.open("w") as out, self.errors.open("w") as err:
             self.process = subprocess.Popen(command, stdout=out, stderr=err)
 

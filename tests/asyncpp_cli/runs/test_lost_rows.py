@@ -26,7 +26,6 @@ TIMES = {"time", "seconds", "load_per_core", "memory", "checksum", "steady_secon
 def rows_at(run: Run, step: int) -> int:
     """Size of the metrics when the checkpoint of a step was begun."""
     rows = rows_before(folder_of(run.checkpoints, step), run=run.id)
-    assert rows is not None
     return rows.bytes
 
 
@@ -41,10 +40,7 @@ HARMS: dict[str, tuple[Callable[[Run], object], int]] = {
     "emptied": (lambda run: run.metrics_file.write_text(""), 0),
     "halved": (lambda run: os.truncate(run.metrics_file, rows_at(run, FIRST) // 2), 0),
     "cut after the last": (lambda run: os.truncate(run.metrics_file, rows_at(run, LATE) + 1), LATE),
-    "cut after a checkpoint": (
-        lambda run: os.truncate(run.metrics_file, rows_at(run, LATE) - 1),
-        EARLY,
-    ),
+    "cut after a checkpoint": (lambda run: os.truncate(run.metrics_file, rows_at(run, LATE) - 1), EARLY),
     "a digit before checkpoints": (lambda run: flip_a_digit(run, after=0), 0),
     "a digit after checkpoints": (lambda run: flip_a_digit(run, after=rows_at(run, LATE)), LATE),
 }

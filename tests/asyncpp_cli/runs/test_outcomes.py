@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from support.attempts import claimed
+from support.attempts import claimed, fall
 from support.files import edit
 from support.report_experiment import step_row
 from support.small_runs import small_config
@@ -22,7 +22,7 @@ from asyncpp_cli.runs.attempts.claims import check_current, claim, record_proces
 from asyncpp_cli.runs.attempts.files import Claimed, RankError, RankStart
 from asyncpp_cli.runs.attempts.outcome import blamed_rank
 from asyncpp_cli.runs.attempts.recorder import RunRecorder
-from asyncpp_cli.runs.attempts.settle import current_status, end_rank, settle
+from asyncpp_cli.runs.attempts.settle import current_status, settle
 from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.processes import process_id, this_process
 from asyncpp_cli.runs.run_folder import Run
@@ -50,13 +50,7 @@ def ended(attempt: Attempt, *codes: int, stopped: bool = False) -> Status:
         attempt.record_start(rank, this_process())
     record_processes(attempt, [os.getpid()] * len(codes))
     for rank, code in enumerate(codes):
-        end_rank(
-            attempt,
-            rank,
-            code=code if code >= 0 else None,
-            signal_number=-code if code < 0 else None,
-            stopped=stopped,
-        )
+        fall(attempt, rank, code, stopped=stopped)
     return attempt.run.status()
 
 
@@ -162,11 +156,11 @@ def test_a_rank_out_of_memory_is_the_cause_and_not_the_neighbour_it_took_with_it
 ) -> None:
     attempt = claimed(run, processes=3, replay=False, steps=1)
     # NCCL aborts the neighbour at once, and the rank itself ends with the interpreter.
-    end_rank(attempt, 0, code=None, signal_number=6, stopped=False)
+    fall(attempt, 0, -6)
     attempt.record_error(2, ConnectionError("gone"))
-    end_rank(attempt, 2, code=1, signal_number=None, stopped=False)
+    fall(attempt, 2, 1)
     attempt.record_error(1, kind("tried to allocate 2 GiB"))
-    end_rank(attempt, 1, code=None, signal_number=6, stopped=False)
+    fall(attempt, 1, -6)
     status = run.status()
     assert status.cause == Cause.OUT_OF_MEMORY
     assert status.reason == f"rank 1: {kind.__name__}: tried to allocate 2 GiB"
@@ -245,15 +239,18 @@ def test_an_age_goes_on_where_the_file_servers_clock_is_set(run: Run) -> None:
     assert 80.0 <= run.age(file) < 330.0
 
 
+def recording(attempt: Attempt) -> RunRecorder:
+    recorder = RunRecorder(attempt.run, attempt=attempt.number)
+    recorder.append({"kind": "start", "step": 0, "tokens_per_step": 8})
+    return recorder
+
+
 def test_a_frozen_attempt_that_goes_on_after_the_next_has_begun_writes_nothing(run: Run) -> None:
     first = claimed(run, processes=1, replay=True, steps=4)
-    frozen = RunRecorder(run, attempt=first.number)
-    frozen.append({"kind": "start", "step": 0, "tokens_per_step": 8})
+    frozen = recording(first)
     frozen.heartbeat(1, train_loss=1.0, tokens_per_second=1.0)
     settle(run, all_over=first.number)
-    second = claimed(run, processes=1, replay=True, steps=4)
-    recorder = RunRecorder(run, attempt=second.number)
-    recorder.append({"kind": "start", "step": 0, "tokens_per_step": 8})
+    recorder = recording(claimed(run, processes=1, replay=True, steps=4))
     written = run.metrics_file.read_bytes(), run.status_file.read_bytes()
     for write in (lambda: frozen.append(step_row(1)), frozen.flush):
         with pytest.raises(TakenOverError, match="attempt 2 has begun"):

@@ -20,13 +20,7 @@ from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import Claimed, Outcome, RankStart
 from asyncpp_cli.runs.attempts.settle import current_status
-from asyncpp_cli.runs.processes import (
-    ProcessId,
-    is_gone,
-    is_local,
-    send_signal,
-    this_process,
-)
+from asyncpp_cli.runs.processes import ProcessId, is_gone, is_local, send_signal, this_process
 from asyncpp_cli.runs.status import State, Status
 from stages.config.records import DamagedError, converted
 
@@ -46,38 +40,33 @@ NAME = "import json; from asyncpp_cli.runs.processes import *; "
 
 def test_a_process_of_another_boot_or_namespace_is_elsewhere() -> None:
     me = this_process()
-    assert is_local(me)
-    assert not is_gone(me)
     gone = replace(me, start=me.start + 1)
-    assert is_gone(gone)
+    assert (is_local(me), is_gone(me), is_gone(gone)) == (True, False, True)
     for elsewhere in (
         replace(gone, host="elsewhere"),
         replace(gone, boot="00000000-0000-0000-0000-000000000000"),
         replace(gone, namespace="pid:[1]"),
     ):
-        assert not is_local(elsewhere)
-        assert not is_gone(elsewhere)
+        assert (is_local(elsewhere), is_gone(elsewhere)) == (False, False)
         send_signal(replace(elsewhere, start=me.start), signal.SIGKILL)  # would be the end of this test
     # Where boot and namespace are unknown, by host, pid and start alone.
     earlier = ProcessId(me.host, me.pid, me.start)
-    assert is_local(earlier)
-    assert not is_gone(earlier)
+    assert (is_local(earlier), is_gone(earlier)) == (True, False)
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        None,
-        3,
-        [],
-        {},
-        {"host": "h", "pid": 0, "start": 1},
-        {"host": "h", "pid": -1, "start": 1},
-        {"host": "h", "pid": 10**30, "start": 1},
-        {"host": "h", "pid": True, "start": 1},
+        *(
+            None,
+            3,
+            [],
+            {},
+            {"host": 3, "pid": 1, "start": 1},
+            {"host": "h", "pid": 1, "start": 1, "boot": None},
+        ),
+        *({"host": "h", "pid": pid, "start": 1} for pid in (0, -1, 10**30, True)),
         {"host": "h", "pid": 1, "start": "1"},
-        {"host": 3, "pid": 1, "start": 1},
-        {"host": "h", "pid": 1, "start": 1, "boot": None},
     ],
 )
 def test_malformed_process_records_are_refused(record: object) -> None:
@@ -95,7 +84,6 @@ def test_a_living_run_in_another_pid_namespace_is_not_declared_gone(tmp_path: Pa
     with subprocess.Popen(
         [*IN_ANOTHER_NAMESPACE, sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
-        assert child.stdout is not None
         there = ProcessId(**json.loads(child.stdout.readline()))
         assert there.host == this_process().host
         assert there.namespace != this_process().namespace

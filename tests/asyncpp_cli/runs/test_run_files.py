@@ -26,14 +26,18 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
+def write(run: Run, *rows: dict[str, object]) -> None:
+    writer = MetricsWriter(run)
+    for row in rows:
+        writer.append(row)
+    writer.close()
+
+
 @given(cut=st.integers(min_value=0, max_value=200))
 @settings(max_examples=60, deadline=None)
 def test_a_torn_line_costs_itself_alone(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     run = Run(tmp_path_factory.mktemp("run"))
-    first = MetricsWriter(run)
-    for row in [{"kind": "start", "step": 0}, step_row(1), step_row(2)]:
-        first.append(row)
-    first.close()
+    write(run, {"kind": "start", "step": 0}, step_row(1), step_row(2))
     whole = run.metrics_file.read_bytes()
     cut = min(cut, len(whole))
     run.metrics_file.write_bytes(whole[:cut])
@@ -42,15 +46,11 @@ def test_a_torn_line_costs_itself_alone(tmp_path_factory: pytest.TempPathFactory
     if last in whole.split(b"\n") and last:
         kept.append(json.loads(last))  # only its line end is missing
     assert run.metrics() == kept
-
-    second = MetricsWriter(run)
-    second.append(step_row(9))
-    second.close()
+    write(run, step_row(9))
     assert run.metrics() == [*kept, step_row(9)]
 
 
 def test_steps_that_are_done_again_count_once(run: Run) -> None:
-    metrics = MetricsWriter(run)
     rows = [
         {"kind": "start", "step": 0, "attempt": 1},
         step_row(1),
@@ -63,22 +63,15 @@ def test_steps_that_are_done_again_count_once(run: Run) -> None:
         {"kind": "start", "step": 2, "attempt": 2},
         step_row(3),
     ]
-    for row in rows:
-        metrics.append(row)
-    metrics.close()
+    write(run, *rows)
     assert run.metrics() == [*rows[:4], *rows[8:]]
-    again = MetricsWriter(run)
-    again.append({"kind": "start", "step": 0, "attempt": 3})
-    again.close()
+    write(run, {"kind": "start", "step": 0, "attempt": 3})
     assert run.metrics() == [{"kind": "start", "step": 0, "attempt": 3}]
 
 
 def test_where_a_step_has_several_updates_a_resumed_run_drops_by_updates(run: Run) -> None:
-    metrics = MetricsWriter(run)
     rows = [step_row(7), step_row(8), step_row(9), {"kind": "start", "step": 2, "updates": 8}, step_row(9)]
-    for row in rows:
-        metrics.append(row)
-    metrics.close()
+    write(run, *rows)
     assert run.metrics() == [*rows[:2], *rows[3:]]
 
 
@@ -96,10 +89,7 @@ def test_the_recorder_says_how_far_the_run_is_and_which_attempt_wrote(run: Run) 
     assert (status.train_loss, status.tokens_per_second) == (1.0 / 3.0, 16.0)
     code = {"run": run.id, "asyncpp": asyncpp_version(), "commit": commit()}
     assert run.metrics()[0] == {"kind": "start", "step": 0, "tokens_per_step": 8, "attempt": 1} | code
-
-
-def test_a_replay_says_nothing_of_speed(run: Run) -> None:
-    attempt = claimed(run, processes=1, replay=True, steps=4)
+    # A replay says nothing of speed.
     recorder = RunRecorder(run, attempt=attempt.number)
     recorder.append({"kind": "start", "step": 0, "tokens_per_step": 8, "replayed": True})
     recorder.append(step_row(1))
