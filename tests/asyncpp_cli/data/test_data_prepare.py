@@ -36,10 +36,10 @@ def test_every_form_of_input_gives_each_documents_tokens_in_order(tmp_path: Path
     groups = [some_documents(40, seed=seed) for seed in range(8)]
     texts = tmp_path / "in"
     (texts / "deeper").mkdir(parents=True)
-    joined = "\n<|endoftext|>\n".join(groups[0]).encode()
-    (texts / "a.txt").write_bytes(joined)
-    (texts / "b.txt.gz").write_bytes(gzip.compress("\n<|endoftext|>\n".join(groups[1]).encode()))
-    halves = [zstandard.compress(half.encode()) for half in ("\n<|endoftext|>\n".join(groups[2]), "")]
+    end = "\n<|endoftext|>\n"
+    (texts / "a.txt").write_bytes(end.join(groups[0]).encode())
+    (texts / "b.txt.gz").write_bytes(gzip.compress(end.join(groups[1]).encode()))
+    halves = [zstandard.compress(half.encode()) for half in (end.join(groups[2]), "")]
     (texts / "c.txt.zst").write_bytes(b"".join(halves))
     write_lines(texts / "d.jsonl", groups[3])
     write_lines(texts / "plain", groups[4])
@@ -52,16 +52,8 @@ def test_every_form_of_input_gives_each_documents_tokens_in_order(tmp_path: Path
     (texts / "picture.png").write_bytes(b"\x89PNG\0\0")
     (texts / ".hidden.txt").write_text("secret")
     prepared(texts, "--tokenizer", tmp_path / "tokenizer.json", out=tmp_path / "out")
-    in_order = [
-        *groups[0],
-        *groups[1],
-        *groups[2],
-        *groups[3],
-        *groups[4],
-        *groups[5],
-        groups[6][0],
-        *groups[7],
-    ]
+    in_order = [text for group in groups[:6] for text in group]
+    in_order += [groups[6][0], *groups[7]]
     stripped = [document.strip("\n") for document in in_order]
     documents = [*stripped[:120], *in_order[120:240], stripped[240], *in_order[241:]]
     assert written_tokens(tmp_path / "out") == expected_tokens(documents, tokenizer, share=SHARE)
