@@ -58,12 +58,9 @@ def test_this_machine_is_fit_and_torch_is_asked_in_other_processes(tmp_path: Pat
 
 
 def test_nonsensical_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
-    for arguments, message in (
-        (["--job"], "--job is for clusters"),
-        (["--dir", str(tmp_path / "none")], "no such folder"),
-        (["--site", "nowhere"], "--site: 'nowhere' is not known"),
-    ):
-        assert message in refusal("doctor", *arguments)
+    assert "--job is for clusters" in refusal("doctor", "--job")
+    assert "no such folder" in refusal("doctor", "--dir", tmp_path / "none")
+    assert "--site: 'nowhere' is not known" in refusal("doctor", "--site", "nowhere")
 
 
 def test_a_folder_that_cannot_be_written_is_wrong(tmp_path: Path) -> None:
@@ -117,9 +114,15 @@ def has(check: Check, word: str, advice: str) -> None:
     assert (check.verdict, advice in check.advice) == (word, True), check
 
 
+def node_checks(folder: Path, **environment: str) -> subprocess.Popen[bytes]:
+    """The check of a node as it runs in a job."""
+    shutil.copy(node_check.__file__, folder)
+    command = [sys.executable, "-P", "node_check.py"]
+    return subprocess.Popen(command, cwd=folder, env=os.environ | environment)
+
+
 def test_a_node_says_what_it_has(tmp_path: Path) -> None:
-    shutil.copy(node_check.__file__, tmp_path)
-    subprocess.run([sys.executable, "-P", "node_check.py"], cwd=tmp_path, check=True, timeout=60)
+    assert node_checks(tmp_path).wait(timeout=60) == 0
     found = json.loads((tmp_path / "answer-0.json").read_text())
     assert found["host"] == socket.gethostname()
     assert abs(found["time"] - time.time()) < 60
@@ -129,11 +132,8 @@ def test_a_node_says_what_it_has(tmp_path: Path) -> None:
     image = Container(runtime="apptainer", image="/a.sif")
     other = found | {"versions": {"torch": "9.9", "msgspec": "0.19", "submitit": ""}}
     assert image_check(image, other).ok, "versions may differ, and the ranks need no submitit"
-    has(
-        image_check(image, other | {"versions": found["versions"] | {"torch": ""}}),
-        "wrong",
-        "container.python",
-    )
+    lacking = other | {"versions": found["versions"] | {"torch": ""}}
+    has(image_check(image, lacking), "wrong", "container.python")
     has(image_check(image, found | {"python": "3.10.9"}), "wrong", "newer")
 
     node = {"host": "n1", "interfaces": ["lo", "ib0"], "address": "10.0.0.1"}
@@ -182,33 +182,20 @@ def test_nccls_log_names_the_transport() -> None:
 @pytest.mark.timeout(150)
 @pytest.mark.slow
 def test_two_tasks_of_a_job_shake_hands(tmp_path: Path) -> None:
-    shutil.copy(node_check.__file__, tmp_path)
     copy_code(tmp_path / "code")
-    tasks = [
-        subprocess.Popen(
-            [sys.executable, "-P", "node_check.py"],
-            cwd=tmp_path,
-            env=dict(os.environ)
-            | {"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "GLOO_SOCKET_IFNAME": LOOPBACK},
-        )
-        for rank in range(2)
-    ]
+    job = {"SLURM_NTASKS": "2", "GLOO_SOCKET_IFNAME": LOOPBACK}
+    tasks = [node_checks(tmp_path, SLURM_PROCID=str(rank), **job) for rank in range(2)]
     assert [task.wait(timeout=100) for task in tasks] == [0, 0]
     found = json.loads((tmp_path / "handshake-0.json").read_text())
-    assert found["gloo"] == ""
-    assert found["gloo_rate"] > 0
+    assert (found["gloo"], found["gloo_rate"] > 0) == ("", True)
     assert json.loads((tmp_path / "handshake-1.json").read_text()) == {}
 
 
 @pytest.mark.timeout(150)
 def test_a_task_whose_handshake_cannot_begin_says_why(tmp_path: Path) -> None:
-    shutil.copy(node_check.__file__, tmp_path)
     broken = tmp_path / "code" / "0" / "stages"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('libtorch.so: cannot open')")
-    environment = dict(os.environ) | {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
-    subprocess.run(
-        [sys.executable, "-P", "node_check.py"], cwd=tmp_path, env=environment, check=True, timeout=100
-    )
+    assert node_checks(tmp_path, SLURM_PROCID="1", SLURM_NTASKS="2").wait(timeout=100) == 0
     found = json.loads((tmp_path / "handshake-1.json").read_text())
     assert found == {"problem": "ImportError: libtorch.so: cannot open"}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.files import ROOT
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from asyncpp_cli.base.errors import DamagedError, UserError, refusal_of
 from asyncpp_cli.main import app
@@ -22,74 +22,64 @@ from schedules import NAMES, OPTIONS, build, verify
 from schedules.io.program_file import from_text, to_text
 
 KEYS = {
-    "schedule",
-    "bubble",
-    "step_time",
-    "delay_max",
-    "mismatch_max",
-    "versions_max",
-    "activations_max",
+    *("schedule", "bubble", "step_time", "delay_max", "mismatch_max", "versions_max", "activations_max"),
     "drain_time",
 }
 
 
-def run(*words: str) -> str:
-    """What `asyncpp schedule WORDS` writes to standard output."""
+def invoked(*words: str) -> Result:
+    """`asyncpp schedule WORDS`, which must succeed."""
     result = CliRunner().invoke(app, ["schedule", *words])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
-    return result.stdout
+    return result
+
+
+def run(*words: str) -> str:
+    """What it writes to standard output."""
+    return invoked(*words).stdout
+
+
+def rows(*words: str) -> list[dict[str, Any]]:
+    return json.loads(run(*words, "--json"))
 
 
 def refusal(*words: str) -> str:
     """The message with which `asyncpp schedule WORDS` is refused."""
     with pytest.raises((UserError, DamagedError, OSError)) as caught:
         run(*words)
-    refused = refusal_of(caught.value)
-    assert refused is not None
-    return refused.message
+    return refusal_of(caught.value).message
 
 
 def geometry(stages: int, microbatches: int) -> tuple[str, ...]:
     return "--stages", str(stages), "--microbatches", str(microbatches)
 
 
-def test_list_has_the_whole_family():
-    assert [row["schedule"] for row in json.loads(run("list", "--json"))] == list(NAMES)
+def test_list_has_the_whole_family_and_leaves_out_what_the_numbers_do_not_allow():
+    assert [row["schedule"] for row in rows("list")] == list(NAMES)
     table = run("list", *geometry(8, 16))
     assert max(len(line) for line in table.splitlines()) <= 90
-    for name in NAMES:
-        assert f"{name}: " in table
-
-
-def test_list_leaves_out_what_the_numbers_do_not_allow():
-    result = CliRunner().invoke(app, ["schedule", "list", *geometry(4, 9), "--json"])
-    assert result.exit_code == 0
+    assert [name for name in NAMES if f"{name}: " not in table] == []
+    result = invoked("list", *geometry(4, 9), "--json")
     names = [row["schedule"] for row in json.loads(result.stdout)]
     assert names == [name for name in NAMES if name != "interleaved-1f1b"]
     assert "interleaved-1f1b is left out: interleaved-1f1b has rounds of" in result.stderr
 
 
 def test_compare_writes_what_scripts_rely_on():
-    words = ("--chunks", "2", "--forward", "1", "--backward", "2", "--json")
-    rows = json.loads(run("compare", "1f1b", "interleaved-1f1b", "2bw", *geometry(4, 8), *words))
-    assert all(row.keys() >= KEYS for row in rows)
-    bubbles = {row["schedule"]: row["bubble"] for row in rows}
-    assert bubbles["1f1b"] == pytest.approx(3 / 11)
-    assert bubbles["interleaved-1f1b"] == pytest.approx(3 / 19)
-    assert bubbles["2bw"] == 0
-    two_bw = rows[2]
-    assert two_bw["step_time"] == 24
-    assert (two_bw["delay_max"], two_bw["mismatch_max"], two_bw["versions_max"]) == (1, 0, 2)
-    assert (two_bw["activations_max"], two_bw["drain_time"]) == (4, 9)
-
-
-def test_compare_with_the_halves_of_a_split_backward():
+    words = ("--chunks", "2", "--forward", "1", "--backward", "2")
+    found = rows("compare", "1f1b", "interleaved-1f1b", "2bw", *geometry(4, 8), *words)
+    assert all(row.keys() >= KEYS for row in found)
+    assert [row["bubble"] for row in found] == pytest.approx([3 / 11, 3 / 19, 0])
+    expected = {"step_time": 24, "delay_max": 1, "mismatch_max": 0, "versions_max": 2}
+    assert found[2] | expected | {"activations_max": 4, "drain_time": 9} == found[2]
+    # With the halves of a split backward.
     times = ("--forward", "1", "--input", "1", "--weight", "1")
-    rows = json.loads(run("compare", "1f1b", "zero-bubble", *geometry(4, 8), *times, "--json"))
-    idle = [row["bubble"] * row["step_time"] for row in rows]
-    assert idle == pytest.approx([9, 3])
+    found = rows("compare", "1f1b", "zero-bubble", *geometry(4, 8), *times)
+    assert [row["bubble"] * row["step_time"] for row in found] == pytest.approx([9, 3])
+    table = run("compare", "1f1b", "2bw", *geometry(4, 8))
+    assert ("27.3 %" in table, "0.0 %" in table) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -101,20 +91,13 @@ def test_compare_with_the_halves_of_a_split_backward():
     ],
 )
 def test_the_order_of_a_v_is_made_for_the_times_that_are_given(times):
-    rows = json.loads(run("compare", "2bw-v", "--stages", "8", "--microbatches", "32", *times, "--json"))
-    assert [row["bubble"] for row in rows] == pytest.approx([0], abs=1e-9)
-
-
-def test_compare_is_a_table_for_people():
-    table = run("compare", "1f1b", "2bw", *geometry(4, 8))
-    assert "27.3 %" in table
-    assert "0.0 %" in table
+    [row] = rows("compare", "2bw-v", *geometry(8, 32), *times)
+    assert row["bubble"] == pytest.approx(0, abs=1e-9)
 
 
 def test_compare_takes_costs_of_messages_and_chance():
     def step_time(*words):
-        (row,) = json.loads(run("compare", "2bw", *geometry(4, 8), *words, "--json"))
-        return row["step_time"]
+        return rows("compare", "2bw", *geometry(4, 8), *words)[0]["step_time"]
 
     plain = step_time()
     assert step_time("--latency", "0.5") > plain
@@ -145,7 +128,7 @@ def test_compare_takes_the_times_that_a_run_measured(tmp_path):
             {**segment, "steps": 1, "action_seconds": {"F": [5.0, 2.0], "B": [6.0, 3.0], "U": [1.0, 0.5]}},
         ],
     )
-    (row,) = json.loads(run("compare", "2bw", "--costs-of", run_folder, "--json"))
+    [row] = rows("compare", "2bw", "--costs-of", run_folder)
     # By steps: rank 0 takes 2 + 3 for a micro-batch and 1 for the update, rank 1 takes 2 + 3 and 0.5.
     assert (row["stages"], row["microbatches"]) == (2, 4)
     assert row["step_time"] == pytest.approx(4 * 5 + 1)
@@ -153,10 +136,7 @@ def test_compare_takes_the_times_that_a_run_measured(tmp_path):
         "compare", "2bw", "--stages", "3", "--costs-of", run_folder
     )
     assert "leave out --forward" in refusal("compare", "2bw", "--costs-of", run_folder, "--forward", "2")
-
-
-def test_a_run_without_measurements_has_no_costs(tmp_path):
-    run_folder = write_run(tmp_path / "run", [START])
+    run_folder = write_run(tmp_path / "unmeasured", [START])
     assert "no segment of it was measured" in refusal("compare", "2bw", "--costs-of", run_folder)
     assert "no such experiment or run" in refusal("compare", "2bw", "--costs-of", str(tmp_path))
 
@@ -172,12 +152,8 @@ def test_show_is_a_chart_of_80_columns_with_a_table():
 
 def test_show_writes_the_program_as_json():
     content = json.loads(run("show", "2bw", *geometry(2, 2), "--steps", "3", "--json"))
-    assert (content["schedule"], content["stages"], content["microbatches"], content["steps"]) == (
-        "2bw",
-        2,
-        2,
-        3,
-    )
+    head = {"schedule": "2bw", "stages": 2, "microbatches": 2, "steps": 3}
+    assert content | head == content
     assert content["ranks"][1][:5] == ["1F0@0", "1B0@0", "1F1@0", "1B1@0", "1U1"]
     assert content["analysis"]["delay_max"] == [1, 1]
     assert content["analysis"]["versions"] == [2, 2]
@@ -187,17 +163,13 @@ def test_show_has_shards_of_a_tied_head():
     asked = ("2bw", *geometry(2, 4), "--shard-head", "--tied")
     assert "2S0@0" in run("show", *asked)
     assert {"2E0@0", "2G0@0"} <= set(json.loads(run("show", *asked, "--json"))["ranks"][0])
-    refused = CliRunner().invoke(app, ["schedule", "show", *asked[:-2], "--tied"])
-    assert "--tied: the shards are those of --shard-head" in str(refused.exception)
+    assert "--tied: the shards are those of --shard-head" in refusal("show", *asked[:-2], "--tied")
 
 
 def test_too_few_microbatches_for_a_delay_of_1_are_said():
-    result = CliRunner().invoke(app, ["schedule", "show", "2bw", *geometry(8, 2)])
-    assert (
-        "2bw: a delay of 1 needs 7 micro-batches per step on 8 ranks; the smallest delay with 2 is 4"
-        in result.stderr
-    )
-    assert "a delay of 1 needs" not in result.stdout
+    result = invoked("show", "2bw", *geometry(8, 2))
+    said = "2bw: a delay of 1 needs 7 micro-batches per step on 8 ranks; the smallest delay with 2 is 4"
+    assert (said in result.stderr, "a delay of 1 needs" in result.stdout) == (True, False)
 
 
 def test_check_accepts_what_export_writes(tmp_path):
@@ -221,28 +193,21 @@ def test_check_names_everything_that_is_wrong_and_exits_with_2(tmp_path):
     assert "(and 3 more)" in refusal("show", str(file))
 
 
-def test_import_and_export_go_round_by_torchs_csv(tmp_path):
-    file = tmp_path / "zbv.csv"
-    program = run("import", "ZBVZeroBubble", *geometry(2, 4), "--chunks", "2")
-    first = from_text(program, file="x")
+def test_import_and_export_go_round_by_torchs_csv_and_can_be_compared(tmp_path):
+    imported, csv, again, short = (
+        tmp_path / name for name in ("zbv.txt", "zbv.csv", "again.txt", "short.txt")
+    )
+    asked = ("import", "ZBVZeroBubble", *geometry(2, 4), "--chunks", "2")
+    imported.write_text(run(*asked))
+    first = from_text(imported.read_text(), file="x")
     assert first.schedule == "torch-ZBVZeroBubble"
-    text = tmp_path / "zbv.txt"
-    text.write_text(program)
-    file.write_text(run("export", str(text), "--format", "csv"))
-    assert from_text(run("import", str(file)), file="x").actions == first.actions
-    assert "valid" in run("check", str(file))
-
-
-def test_imported_schedules_can_be_compared(tmp_path):
-    imported, csv = tmp_path / "zbv.txt", tmp_path / "zbv.csv"
-    imported.write_text(run("import", "ZBVZeroBubble", *geometry(2, 4), "--chunks", "2"))
     csv.write_text(run("export", str(imported), "--format", "csv"))
-    again = tmp_path / "again.txt"
     again.write_text(run("import", str(csv)))
-    rows = json.loads(run("compare", str(imported), str(again), "--json"))
-    assert rows[0]["bubble"] == rows[1]["bubble"]
-    short = tmp_path / "short.txt"
-    short.write_text(run("import", "ZBVZeroBubble", *geometry(2, 4), "--chunks", "2", "--steps", "1"))
+    assert from_text(again.read_text(), file="x").actions == first.actions
+    assert "valid" in run("check", str(csv))
+    one, other = rows("compare", str(imported), str(again))
+    assert one["bubble"] == other["bubble"]
+    short.write_text(run(*asked, "--steps", "1"))
     assert "write the file with more (schedule import --steps N)" in refusal("compare", str(short))
 
 
@@ -252,17 +217,14 @@ def test_export_writes_a_trace():
 
 
 def test_draw_writes_a_picture(tmp_path):
-    file = tmp_path / "x.svg"
-    result = CliRunner().invoke(app, ["schedule", "draw", "1f1b", "2bw", *geometry(2, 4), "--out", str(file)])
-    assert result.exit_code == 0, result.output
-    assert "</svg>" in file.read_text()
-
-
-PAGE = ROOT / "docs" / "schedules.md"
+    run("draw", "1f1b", "2bw", *geometry(2, 4), "--out", str(tmp_path / "x.svg"))
+    assert "</svg>" in (tmp_path / "x.svg").read_text()
 
 
 def test_the_program_on_the_page_is_right():
-    (text,) = re.findall(r"```\n(asyncpp program, format 1\n.*?)```", PAGE.read_text(), re.DOTALL)
+    (text,) = re.findall(
+        r"```\n(asyncpp program, format 1\n.*?)```", (ROOT / "docs" / "schedules.md").read_text(), re.DOTALL
+    )
     verify(from_text(text, file="x"))
 
 
@@ -287,6 +249,15 @@ def test_the_program_on_the_page_is_right():
         (("draw", "2bw", *geometry(2, 2), "--out", "x.gif"), "a picture is a file of .svg, .png, .pdf"),
         (("draw", "2bw", *geometry(2, 2), "--out", "no/such/x.svg"), "cannot be written"),
         (("export", "2bw", *geometry(2, 2), "--out", "no/such/x"), "cannot be written"),
+        # What would take for ever, or show nothing.
+        (("show", "2bw", *geometry(3000, 6000)), "108,000,000 actions; accepted: 2,000,000 at most"),
+        (("compare", "1f1b", *geometry(1000, 1000)), "12,000,000 actions; accepted: 2,000,000 at most"),
+        (("list", *geometry(3000, 3000)), "gpipe: 3,000 stages"),
+        (("compare", "1f1b", *geometry(2, 2), "--steps", "1000000000000"), "1,000,000,000,000 steps"),
+        (("import", "1F1B", *geometry(10**5, 10**5)), "1F1B: 100,000 stages"),
+        (("compare", "1f1b", *geometry(2, 4), "--jitter", "1e300"), "accepted: 100 at most"),
+        (("draw", "1f1b", *geometry(2, 4), "--until", "-1", "--out", "x.svg"), "a picture of time 0 to -1"),
+        (("draw", "1f1b", *geometry(2, 4), "--forward", "0", "--backward", "0", "--out", "x.svg"), "0 to 0"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(words, message):
@@ -327,26 +298,6 @@ def test_files_without_end_are_refused(command: str, endless: list[Path]) -> Non
     *unreadable, huge = (refusal(command, str(file)) for file in endless)
     assert all("not a regular file" in said for said in unreadable)
     assert "larger than 33,554,432 bytes" in huge
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("show", "2bw", *geometry(3000, 6000)), "108,000,000 actions; accepted: 2,000,000 at most"),
-        (("compare", "1f1b", *geometry(1000, 1000)), "12,000,000 actions; accepted: 2,000,000 at most"),
-        (("list", *geometry(3000, 3000)), "gpipe: 3,000 stages"),
-        (("compare", "1f1b", *geometry(2, 2), "--steps", "1000000000000"), "1,000,000,000,000 steps"),
-        (("import", "1F1B", *geometry(10**5, 10**5)), "1F1B: 100,000 stages"),
-        (
-            ("compare", "1f1b", *geometry(2, 4), "--jitter", "1e300"),
-            "accepted: 100 at most",
-        ),
-        (("draw", "1f1b", *geometry(2, 4), "--until", "-1", "--out", "x.svg"), "a picture of time 0 to -1"),
-        (("draw", "1f1b", *geometry(2, 4), "--forward", "0", "--backward", "0", "--out", "x.svg"), "0 to 0"),
-    ],
-)
-def test_what_would_take_for_ever_or_show_nothing_is_refused(words: tuple[str, ...], said: str) -> None:
-    assert said in refusal(*words)
 
 
 def test_a_list_repeated_too_often_and_a_header_too_large_are_refused(tmp_path: Path) -> None:

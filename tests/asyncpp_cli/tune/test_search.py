@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.tune.search import parse_over, points
 
-
-def test_a_grid_in_the_logarithm() -> None:
-    tried = points([parse_over("optimizer.lr=1e-4:1e-1:log")], samples=4, search_seed=None)
-    assert [point["optimizer.lr"] for point in tried] == [1e-4, 1e-3, 1e-2, 1e-1]
+RATES = "optimizer.lr=1e-4:1e-1:log"
 
 
-def test_a_product_of_a_range_and_a_list() -> None:
-    overs = [parse_over("optimizer.weight_decay=0:0.2"), parse_over("optimizer=[adamw,muon]")]
-    tried = points(overs, samples=3, search_seed=None)
-    assert [tuple(point.values()) for point in tried] == [
-        (decay, name) for decay in (0.0, 0.1, 0.2) for name in ("adamw", "muon")
-    ]
-
-
-def test_integers_are_rounded() -> None:
-    tried = points([parse_over("train.microbatch_size=1:8:log")], samples=4, search_seed=None)
-    assert [point["train.microbatch_size"] for point in tried] == [1, 2, 4, 8]
+@pytest.mark.parametrize(
+    ("overs", "samples", "expected"),
+    [
+        ([RATES], 4, [(1e-4,), (1e-3,), (1e-2,), (1e-1,)]),
+        (
+            ["optimizer.weight_decay=0:0.2", "optimizer=[adamw,muon]"],
+            3,
+            [(decay, name) for decay in (0.0, 0.1, 0.2) for name in ("adamw", "muon")],
+        ),
+        (["train.microbatch_size=1:8:log"], 4, [(1,), (2,), (4,), (8,)]),
+    ],
+)
+def test_a_grid(overs: list[str], samples: int, expected: list[tuple[Any, ...]]) -> None:
+    tried = points([parse_over(over) for over in overs], samples=samples, search_seed=None)
+    assert [tuple(point.values()) for point in tried] == expected
+    assert list(tried[0]) == [parse_over(over).key for over in overs]
 
 
 def test_points_drawn_at_random() -> None:
-    overs = [parse_over("optimizer.lr=1e-4:1e-1:log")]
+    overs = [parse_over(RATES)]
     first, again, other = (points(overs, samples=8, search_seed=seed) for seed in (1, 1, 2))
     assert first == again != other
     rates = [point["optimizer.lr"] for point in first]
@@ -66,9 +69,8 @@ def test_what_is_refused(text: str, message: str) -> None:
 
 
 def test_too_few_points_are_refused() -> None:
-    with pytest.raises(UserError, match="fewer than 8"):
-        points([parse_over("train.microbatch_size=1:3")], samples=8, search_seed=None)
-    with pytest.raises(UserError, match="fewer than 8"):
-        points([parse_over("train.microbatch_size=1:3")], samples=8, search_seed=0)
+    for seed in (None, 0):
+        with pytest.raises(UserError, match="fewer than 8"):
+            points([parse_over("train.microbatch_size=1:3")], samples=8, search_seed=seed)
     with pytest.raises(UserError, match="given twice"):
         points([parse_over("seed=[1,2]"), parse_over("seed=[3,4]")], samples=2, search_seed=None)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.status import Cause, State, Status
-from asyncpp_cli.tune.plan import Arm, Candidate, survivors
+from asyncpp_cli.tune.plan import Arm, Candidate
 from asyncpp_cli.tune.standing import ArmStanding, RunRecord, arm_standing
 
 RUNGS = (4, 8, 16)
@@ -121,17 +121,6 @@ def test_any_order_with_interruptions_gives_the_same_result(
     found = None if standing.best is None else standing.best.candidate.values["optimizer.lr"]
     assert found == best
     assert standing.steps == steps == sum(simulated.steps.values())
-
-
-def test_survivors() -> None:
-    assert [survivors(8, eta=2, level=level) for level in range(4)] == [8, 4, 2, 1]
-    assert [survivors(8, eta=3, level=level) for level in range(3)] == [8, 3, 1]
-
-
-def test_of_equal_candidates_the_first_goes_on() -> None:
-    arm = arm_of(2, rungs=(4, 8))
-    records = {run: record(run, {4: 2.0}) for run in ("0-0", "1-0")}
-    assert arm_standing(arm, records, eta=2).due == {"0-0": 8}
 
 
 def test_a_loss_without_its_checkpoint_is_not_enough() -> None:

@@ -19,7 +19,8 @@ from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
-from asyncpp_cli.tune.plan import read_plan
+from asyncpp_cli.tune.plan import Question, read_plan
+from asyncpp_cli.tune.tuning import write_tuning
 from stages.trainer import replay
 
 ARM = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=9"]
@@ -43,14 +44,12 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     folder = tmp_path / "e"
     arguments = ["tune", *TUNE, "--out", str(folder), "--replay"]
     first = subprocess.Popen([sys.executable, "-P", "-m", "asyncpp_cli", *arguments], stderr=subprocess.PIPE)
-    assert first.stderr is not None
     for line in first.stderr:
         if line.startswith(b"started"):
             break
     first.send_signal(signal.SIGKILL)
     first.communicate()
     experiment, plan = open_experiment(folder), read_plan(folder)
-    assert plan is not None
     assert plan.arms[0].rungs == (1, 9)
     # Whatever it had started goes on by itself.
     wait_for(lambda: all(current_status(run).state != State.RUNNING for run in experiment.runs), seconds=300)
@@ -77,27 +76,9 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
 
 def test_python_asks_the_same_question(tmp_path: Path) -> None:
     """Refused before anything is trained: the folder holds another tuning, made by the command line."""
-    from asyncpp_cli.tune.plan import Question
-    from asyncpp_cli.tune.tuning import write_tuning
-
-    over = ("optimizer.lr=1e-4:1e-1:log",)
-    question = Question(
-        template="quickstart",
-        changes=(*TINY, *ARM),
-        over=over,
-        samples=3,
-        search_seed=None,
-        eta=3,
-        rungs=(0.125, 0.25),
-    )
+    asked = {"over": ("optimizer.lr=1e-4:1e-1:log",), "samples": 3, "search_seed": None, "eta": 3}
+    question = Question(template="quickstart", changes=(*TINY, *ARM), **asked, rungs=(0.125, 0.25))
     write_tuning(question, out=tmp_path / "e")
+    over = {"optimizer.lr": "1e-4:1e-1:log"}
     with pytest.raises(UserError, match="--samples 3 --eta 3"):
-        api.tune(
-            "quickstart",
-            *TINY,
-            *ARM,
-            over={"optimizer.lr": "1e-4:1e-1:log"},
-            out=tmp_path / "e",
-            samples=3,
-            eta=2,
-        )
+        api.tune("quickstart", *TINY, *ARM, over=over, out=tmp_path / "e", samples=3, eta=2)
