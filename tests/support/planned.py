@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from support.small_runs import Rows, replayed
 
+from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import Estimate, estimate
+from asyncpp_cli.planner.layouts import layout
 from schedules import analyze
 from stages.config.run_config import RunConfig
 from stages.config.segments import segment_program
@@ -16,6 +19,21 @@ from stages.memory.estimate import rank_activations
 from stages.memory.in_flight import in_flight_counts
 
 COSTS = Roofline(find_device("h100", key=""))
+
+
+def layout_of(
+    model: str,
+    schedule: str,
+    *changes: str,
+    stages: int = 4,
+    data: int = 1,
+    microbatches: int = 16,
+    recompute: str = "none",
+    **options: Any,
+) -> RunConfig:
+    """A layout of a model with changed settings; of micro-batches of one sequence unless `size` says more."""
+    sizes = {"stages": stages, "data": data, "microbatches": microbatches, "recompute": recompute}
+    return layout(base_of(model, list(changes)).config, schedule, **{"size": 1, **sizes, **options})
 
 
 def planned(config: RunConfig) -> Estimate:

@@ -28,9 +28,7 @@ from asyncpp_cli.planner.fsdp import (
 )
 from asyncpp_cli.planner.layouts import layout
 from asyncpp_cli.planner.sharding import Sharding, by_rule
-from asyncpp_cli.planner.stage_times import stage_times
 from stages.config.run_config import ModelConfig, RunConfig
-from stages.shape.partition import cut_of
 
 LINKS = Links.of(DEVICES["h100"])
 
@@ -249,10 +247,7 @@ def run_of(row: dict[str, str]) -> RunConfig:
     width = int(row["mlp_width"]) * 2 // 3 if row["mlp"] == "gelu" else int(row["mlp_width"])
     config.model = ModelConfig(
         name=row["model"],
-        layers=int(row["layers"]),
-        width=int(row["width"]),
-        heads=int(row["heads"]),
-        kv_heads=int(row["kv_heads"]),
+        **{key: int(row[key]) for key in ("layers", "width", "heads", "kv_heads")},
         mlp_width=width,
         vocab_size=int(row["vocabulary"]),
         # A pipeline would need both ends of the model on one rank.
@@ -261,15 +256,9 @@ def run_of(row: dict[str, str]) -> RunConfig:
     config.data.context = int(row["context"])
     config.train.compile = row["compiled"] == "yes"
     config.site.device = "cuda"
-    return layout(
-        config,
-        "1f1b",
-        stages=int(row["stages"]),
-        data=int(row["gpus"]) // int(row["stages"]),
-        microbatches=int(row["microbatches"]),
-        size=int(row["microbatch"]),
-        recompute="none",
-    )
+    stages, gpus, microbatches = (int(row[key]) for key in ("stages", "gpus", "microbatches"))
+    sizes = {"stages": stages, "data": gpus // stages, "microbatches": microbatches}
+    return layout(config, "1f1b", **sizes, size=int(row["microbatch"]), recompute="none")
 
 
 def estimated(row: dict[str, str]) -> float:
@@ -301,31 +290,6 @@ def test_published_speeds_are_estimated() -> None:
     assert statistics.median(errors) <= 0.05
     assert sum(error <= 0.15 for error in errors) >= 0.9 * len(errors)
     assert max(errors) <= 0.25
-
-
-def test_a_stage_measured_alone_is_as_fast_as_its_kernels_are_planned() -> None:
-    """Stages of a 7b on an H100, of whose time 240 of 2,200 ms added zeros that are not there any more."""
-    results = Path(__file__).parents[3] / "benchmarks" / "results" / "h100-2026-11-26.csv"
-    with results.open(newline="") as file:
-        measured = [row for row in csv.DictReader(file) if row["model"] == "7b"]
-    assert len(measured) == 3
-    for row in measured:
-        stage, stages = map(int, row["stage"].split(" of "))
-        base, tokens = base_of("7b", ["optimizer=muon"]).config, int(row["microbatch_tokens"])
-        config = layout(
-            base,
-            row["schedule"],
-            stages=stages,
-            data=1,
-            microbatches=16,
-            size=tokens // base.data.context,
-            recompute=row["recompute"],
-        )
-        config.train.compile, config.site.device = True, "cuda"
-        times = stage_times(config, cut_of(config), Roofline(DEVICES["h100"]))
-        seconds = 16 * (times.forward[stage] + times.backward[stage]) + times.update[stage]
-        without_zeros = float(row["tokens_per_second"]) / (1 - 240 / 2200)
-        assert 16 * tokens / seconds / without_zeros == pytest.approx(1, abs=0.06)
 
 
 def test_what_more_gpus_cost_is_estimated() -> None:

@@ -81,12 +81,9 @@ def test_what_cannot_be_measured_quickly_is_unknown(change: dict[str, Any]) -> N
     config = _config()
     config = replace(config, train=replace(config.train, **change))
     assert seconds_here([config], machine=_TWO_CORES) == [None]
-
-
-def test_a_gpu_is_not_measured() -> None:
-    config = _config()
-    config.site.device = "auto"
-    assert seconds_here([config], machine=Machine(cores=2, gpus=("0",))) == [None]
+    on_gpu = _config()
+    on_gpu.site.device = "auto"
+    assert seconds_here([on_gpu], machine=Machine(cores=2, gpus=("0",))) == [None]
 
 
 def test_the_list_of_a_sweep_shows_the_time_of_each_run_and_of_all() -> None:

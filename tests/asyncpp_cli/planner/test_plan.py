@@ -6,7 +6,6 @@ import csv
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, pairwise
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
+from support.planned import COSTS, layout_of
 
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.template import load
@@ -23,20 +23,14 @@ from asyncpp_cli.planner.balance import efficiency
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.bounds import in_flight, least_seconds, most_blocks
 from asyncpp_cli.planner.cells import estimate_key
-from asyncpp_cli.planner.costs.devices import CONTEXT_GB, DEVICES, find_device
+from asyncpp_cli.planner.costs.devices import CONTEXT_GB, DEVICES
 from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes, Roofline
 from asyncpp_cli.planner.cuts import WORTH_A_CUT, _fitting_cuts
 from asyncpp_cli.planner.estimate import Estimate, estimate, fitting, own_estimate
-from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layout, layouts
+from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layouts
 from asyncpp_cli.planner.planned_memory import OF_THE_DEVICE
 from asyncpp_cli.planner.ranking import ranked
-from asyncpp_cli.planner.representative import (
-    Shape,
-    delay_of,
-    is_tieable,
-    messages,
-    messages_at_most,
-)
+from asyncpp_cli.planner.representative import Shape, delay_of, is_tieable, messages, messages_at_most
 from asyncpp_cli.runs.settings import assign, copy_of
 from schedules import ScheduleError, find, is_synchronous
 from schedules.messages import Kind
@@ -46,7 +40,7 @@ from stages.memory.estimate import course_of, sizes, stage_memory
 from stages.schedule_validation import check_schedule
 from stages.shape.families import describe
 from stages.shape.partition import stage_cuts, with_head_shards
-from stages.shape.spec import Parameter, PartSpec
+from stages.shape.spec import PartSpec
 from stages.validation import check
 
 
@@ -63,19 +57,19 @@ FIELDS = [
     *("schedule", "stages", "data_parallel", "microbatches", "microbatch_size", "recompute", "fits"),
     *("memory_gb", "step_time", "tokens_per_second", "bubble", "delay"),
 ]
-COSTS = Roofline(find_device("h100", key=""))
 
 
 def planned(*arguments: str) -> list[dict[str, Any]]:
-    ended = succeeded("plan", *arguments, "--json")
-    found: list[dict[str, Any]] = json.loads(ended.output)
+    found: list[dict[str, Any]] = json.loads(succeeded("plan", *arguments, "--json").output)
     return found
+
+
+NAMES = ("1f1b", "interleaved-1f1b", "2bw", "2bw-v", "paci")
 
 
 @pytest.fixture(scope="module")
 def ten_billion() -> list[dict[str, Any]]:
-    names = ("1f1b", "interleaved-1f1b", "2bw", "2bw-v", "paci")
-    chosen = [word for name in names for word in ("--schedule", name)]
+    chosen = [word for name in NAMES for word in ("--schedule", name)]
     return planned("10b", "--gpus", "8", "--tokens-per-step", "65536", "--memory", "80", *chosen)
 
 
@@ -131,16 +125,7 @@ def test_the_v_is_listed_with_its_options_and_recomputation(ten_billion: list[di
 
 
 def test_a_v_that_does_not_fit_gets_a_cut_whose_ranks_do() -> None:
-    config = layout(
-        base_of("3b", []).config,
-        "2bw-v",
-        stages=4,
-        data=2,
-        microbatches=64,
-        size=2,
-        recompute="none",
-        chunks=2,
-    )
+    config = layout_of("3b", "2bw-v", data=2, microbatches=64, size=2, chunks=2)
     even = estimate(config, COSTS, limit_gb=None)
     limit = even.memory_gb * 0.95
     fitting = estimate(config, COSTS, limit_gb=limit)
@@ -207,8 +192,7 @@ def test_the_first_layouts_are_those_of_all_sorted(
 @pytest.mark.slow
 def test_every_layout_is_a_run_that_could_be_trained() -> None:
     base = base_of("360m", ["optimizer=muon"])
-    names = ("1f1b", "interleaved-1f1b", "2bw", "2bw-v", "paci")
-    found = list(ranked(base.config, gpus=4, tokens_per_step=2**13, names=names, costs=COSTS, limit_gb=75))
+    found = list(ranked(base.config, gpus=4, tokens_per_step=2**13, names=NAMES, costs=COSTS, limit_gb=75))
     assert len(found) > 20
     for one in found:
         one.config.model.vocab_size = 50304  # at least that of any data
@@ -219,23 +203,16 @@ def test_every_layout_is_a_run_that_could_be_trained() -> None:
 
 
 def test_many_microbatches_hold_no_more_at_once_than_the_program_that_stands_for_them() -> None:
-    base = base_of("360m", [])
-    sizes = {"stages": 4, "data": 1, "size": 1, "recompute": "none", "chunks": 2}
-    config = layout(base.config, "interleaved-1f1b", microbatches=24, **sizes)
+    config = layout_of("360m", "interleaved-1f1b", microbatches=24, chunks=2)
     program = segment_program(config, first_step=0, steps=1)
     whole = stage_memory(config, course_of([program]), gradient_buffers=[1] * 8)
-    planned_for = estimate(config, COSTS, limit_gb=None)
-    assert whole == planned_for.stages
+    assert whole == estimate(config, COSTS, limit_gb=None).stages
 
 
 @pytest.mark.slow
 def test_the_v_takes_the_time_of_2bw_and_split_fewer_activations() -> None:
-    base = base_of("7b", []).config
-
-    def planned_for(name: str, *, split: bool = False) -> Estimate:
-        config = layout(base, name, stages=4, data=1, microbatches=16, size=1, recompute="none")
-        config.schedule.split = split
-        return estimate(config, COSTS, limit_gb=None)
+    def planned_for(name: str, **options: bool) -> Estimate:
+        return estimate(layout_of("7b", name, **options), COSTS, limit_gb=None)
 
     def activations(planned: Estimate) -> int:
         return max(held["activations"] for held in planned.memory)
@@ -247,16 +224,8 @@ def test_the_v_takes_the_time_of_2bw_and_split_fewer_activations() -> None:
 
 @pytest.mark.slow
 def test_less_memory_takes_recomputation_or_more_stages() -> None:
-    large, small = (
-        [
-            one
-            for one in planned(
-                *("3b", "--gpus", "4", "--memory", memory, "--schedule", "1f1b", "--schedule", "2bw")
-            )
-            if one["fits"]
-        ]
-        for memory in ("141", "24")
-    )
+    words = ["3b", "--gpus", "4", "--schedule", "1f1b", "--schedule", "2bw", "--memory"]
+    large, small = ([one for one in planned(*words, memory) if one["fits"]] for memory in ("141", "24"))
     assert len(small) < len(large)
     assert small[0]["step_time"] > large[0]["step_time"]
     effort = [(RECOMPUTE.index(one["recompute"]), one["stages"]) for one in (small[0], large[0])]
@@ -266,17 +235,15 @@ def test_less_memory_takes_recomputation_or_more_stages() -> None:
 
 def test_a_cut_that_fits_is_found_where_the_even_one_does_not() -> None:
     """1F1B keeps the most activations at the first stage, so that one is given fewer blocks."""
-    base = base_of("3b", [])
-    config = layout(base.config, "1f1b", stages=4, data=2, microbatches=64, size=2, recompute="none")
+    config = layout_of("3b", "1f1b", data=2, microbatches=64, size=2)
     even = estimate(config, COSTS, limit_gb=None)
     limit = even.memory_gb * 0.93
     fitting = estimate(config, COSTS, limit_gb=limit)
     assert even.memory_gb > limit >= fitting.memory_gb
     assert fitting.cut[0] < even.cut[0]
     assert sum(fitting.cut) == sum(even.cut)
-    asked = config
-    asked.parallel.cut = list(even.cut)
-    assert estimate(asked, COSTS, limit_gb=limit).cut == even.cut
+    config.parallel.cut = list(even.cut)
+    assert estimate(config, COSTS, limit_gb=limit).cut == even.cut
 
 
 class MultiplyAdds:
@@ -299,17 +266,10 @@ class MultiplyAdds:
             head=times(spec.head),
         )
 
-    def update(self, config: RunConfig, parameters: Sequence[Parameter]) -> float:
+    def nothing(self, config: RunConfig, *_: object) -> float:
         return 0.0
 
-    def reduction(self, config: RunConfig, parameters: int) -> float:
-        return 0.0
-
-    def beside_reduction(self, config: RunConfig, parameters: int) -> float:
-        return 0.0
-
-    def message(self, config: RunConfig) -> float:
-        return 0.0
+    update = reduction = beside_reduction = message = nothing
 
 
 @pytest.mark.parametrize(
@@ -329,16 +289,12 @@ def test_ranks_compute_as_much_of_the_time_as_the_balance_says(
     found = json.loads(succeeded("plan", model, "data.context=4096", "--balance", "--json").output)
     assert [round(each["whole"], 3) for each in found] == whole
     assert [round(each["within"], 3) for each in found] == within
-    base = base_of(model, ["data.context=4096"]).config
-    base.model.tied = False
+    untied = ("data.context=4096", "model.tied=false")
     for each in found:
-        sizes = {"stages": each["stages"], "data": 1, "microbatches": 64, "size": 1, "recompute": "none"}
-        config = layout(base, "2bw", **sizes)
+        config = layout_of(model, "2bw", *untied, stages=each["stages"], microbatches=64)
         chosen = fitting(config, MultiplyAdds(), limit_gb=inf)
         config.parallel.cut = each["cut"]
         asked = fitting(config, MultiplyAdds(), limit_gb=inf)
-        assert chosen is not None
-        assert asked is not None
         is_worth_it = each["within"] * (1 - WORTH_A_CUT) >= each["whole"]
         for found_cut, share in (
             (chosen, each["within" if is_worth_it else "whole"]),
@@ -351,9 +307,9 @@ def test_ranks_compute_as_much_of_the_time_as_the_balance_says(
 
 @pytest.mark.parametrize("schedule", ["2bw", "2bw-v"])
 def test_a_cut_within_blocks_is_chosen_by_the_memory_that_is_planned_for_it(schedule: str) -> None:
-    within, sizes = 0, {"stages": 4, "data": 8, "microbatches": 16, "size": 1}
+    within = 0
     for recompute in RECOMPUTE:
-        config = layout(base_of("1b-7b-moe", []).config, schedule, **sizes, recompute=recompute)
+        config = layout_of("1b-7b-moe", schedule, data=8, recompute=recompute)
         even = estimate(config, COSTS, limit_gb=None)
         for share in (0.9, 1, 1.1):
             limit = share * even.memory_gb
@@ -369,9 +325,8 @@ def test_a_cut_within_blocks_is_chosen_by_the_memory_that_is_planned_for_it(sche
 def test_a_mixture_moves_the_bytes_of_its_passes_over_rows_and_stacks() -> None:
     """The experts of a block on a device that computes at no cost: a megabyte a second, 2 bytes a value."""
     slow = replace(COSTS.device, tflops={"bfloat16": inf, "float32": inf}, bandwidth_gbs=1e-3)
-    config = base_of(
-        "nano-moe", ["data.context=64", "train.precision=bfloat16", "train.microbatch_size=1"]
-    ).config
+    changes = ["data.context=64", "train.precision=bfloat16", "train.microbatch_size=1"]
+    config = base_of("nano-moe", changes).config
     experts, tokens, k = describe(config.model).halves[1], 64, 4
     times = Roofline(slow).parts(config).halves[1]
     assert (config.model.width, config.model.expert_width, config.model.active_experts) == (128, 96, k)
@@ -382,13 +337,7 @@ def test_a_mixture_moves_the_bytes_of_its_passes_over_rows_and_stacks() -> None:
     forward = gather + two_products + gates + product + total
     # The products with gate and up, which are kept, are written, and read again.
     assert times.forward == pytest.approx((kept + forward - 4 * narrow + stacks) / 1e6)
-    gather, product, gates, two_products, total = (
-        wide,
-        wide + narrow,
-        6 * narrow,
-        2 * (narrow + wide),
-        2 * wide,
-    )
+    product, gates, two_products, total = wide + narrow, 6 * narrow, 2 * (narrow + wide), 2 * wide
     backward = gather + product + gates + two_products + total
     assert times.input_half == pytest.approx((1.5 * kept + backward - 6 * narrow + stacks) / 1e6)
     # The sum is read and written in float32.
@@ -398,8 +347,8 @@ def test_a_mixture_moves_the_bytes_of_its_passes_over_rows_and_stacks() -> None:
 
 @pytest.mark.parametrize("dense_layers", [0, 1])
 def test_a_mixture_takes_the_memory_of_all_and_the_time_of_the_active(dense_layers: int) -> None:
-    base = base_of("10b-moe", [f"model.dense_layers={dense_layers}", "model.mlp_width=10944"])
-    config = layout(base.config, "1f1b", stages=4, data=16, microbatches=16, size=1, recompute="none")
+    changes = (f"model.dense_layers={dense_layers}", "model.mlp_width=10944")
+    config = layout_of("10b-moe", "1f1b", *changes, data=16)
     even = estimate(config, COSTS, limit_gb=None)
     spec = describe(config.model)
     biases = (24 - dense_layers) * 64
@@ -455,32 +404,24 @@ def test_a_template_is_planned_with_its_own_tokens(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_best_synchronous_layout_is_shown_and_any_row_becomes_a_template(tmp_path: Path) -> None:
     file = tmp_path / "chosen.yaml"
-    words = (
-        "plan",
-        "360m",
-        "optimizer=muon",
-        "--gpus",
-        "8",
-        "--rows",
-        "2",
-        "--row",
-        "4",
-        "--as-template",
+    words = [
+        *["plan", "360m", "optimizer=muon", "--gpus", "8", "--rows", "2", "--as-template"],
         file,
-    )
-    said = succeeded(*words)
+        "--row",
+    ]
+    said = succeeded(*words, "4")
     rows = [line.split() for line in said.output.splitlines() if " x " in line and "none" in line]
     assert "the best 2 pipelines and the best synchronous one and FSDP" in said.output
     assert rows[2][0] == "fsdp,"
     assert "1.00" in rows[2]
-    assert "--row 3: fsdp, weights kept is not trained by asyncpp" in refusal(*words[:-3], "3")
+    assert "--row 3: fsdp, weights kept is not trained by asyncpp" in refusal(*words, "3")
     [cell] = expand(load(str(file), []))
     config = cell.config
     assert (is_synchronous(config.schedule.name), config.optimizer.name) == (True, "muon")
     assert config.parallel.stages * config.parallel.data == 8
     assert tokens_per_step(config) == 2**19
     assert f"schedule.name={config.schedule.name}" in said.errors
-    assert "--row 5: accepted: 1 to 4" in refusal(*words[:-3], "5")
+    assert "--row 5: accepted: 1 to 4" in refusal(*words, "5")
 
 
 @pytest.mark.slow
@@ -519,6 +460,9 @@ def test_schedules_can_be_chosen() -> None:
         (["360m", "widht=3", "--gpus", "2"], "widht: unknown key"),
         (["360m", "optimizer", "--gpus", "2"], "write KEY=VALUE"),
         (["360m", "--gpus", "2", "--profile", "nowhere.json"], "nowhere.json: cannot be read"),
+        (["135m", "--gpus", "1", "--map"], "--map --gpus 1: accepted: 2 or more"),
+        (["135m", "--gpus", "2", "--out", "map.svg"], "are accepted with --map"),
+        (["135m", "--gpus", "2", "--map", "--tokens-per-step", "1000"], "no layout of 2 GPUs"),
     ],
 )
 def test_mistakes_are_named(arguments: list[str], message: str) -> None:
@@ -574,10 +518,11 @@ def test_estimates_are_shared_by_cells_that_differ_in_what_changes_neither_memor
 
 
 def test_over_a_slow_link_a_delayed_all_reduce_hides_behind_the_next_step() -> None:
+    words = ["135m", "--gpus", "2", "--schedule", "1f1b", "--schedule", "2bw"]
     slow, fast = (
         {
             row["schedule"]: row
-            for row in planned(*("135m", "--gpus", "2", "--schedule", "1f1b", "--schedule", "2bw"), *link)
+            for row in planned(*words, *link)
             if row["stages"] == 1
             and (row["data_parallel"], row["microbatches"], row["recompute"]) == (2, 16, "none")
             and not row.get("ahead", 1) > 1
@@ -603,11 +548,9 @@ def test_a_plan_leaves_room_for_cudas_context() -> None:
 @pytest.mark.parametrize("microbatches", [4, 12])
 @pytest.mark.parametrize("name", CONSIDERED)
 def test_a_rank_holds_no_more_messages_than_their_bound(name: str, microbatches: int) -> None:
-    base = base_of("135m", []).config
+    chunks = 2 if name == "interleaved-1f1b" else 1
     for stages in (2, 4):
-        sizes = {"stages": stages, "data": 1, "size": 1, "recompute": "none"}
-        chunks = 2 if name == "interleaved-1f1b" else 1
-        shape = Shape.of(layout(base, name, microbatches=microbatches, chunks=chunks, **sizes))
+        shape = Shape.of(layout_of("135m", name, stages=stages, microbatches=microbatches, chunks=chunks))
         sharded = shape._replace(shard_head=find(name).can_shard_head)
         both = sharded._replace(tied_shards=sharded.shard_head)
         of_shards = (3, 3, 3, 8, 1, 3, 3)
@@ -621,9 +564,7 @@ def test_a_rank_holds_no_more_messages_than_their_bound(name: str, microbatches:
 
 
 def test_a_limit_between_the_memory_without_and_with_messages_counts_them() -> None:
-    base = base_of("360m", []).config
-    config = layout(base, "2bw", stages=4, data=2, microbatches=16, size=2, recompute="none")
-    planned_for = estimate(config, COSTS, limit_gb=None)
+    planned_for = estimate(layout_of("360m", "2bw", data=2, size=2), COSTS, limit_gb=None)
     fullest = max(planned_for.memory, key=lambda kinds: sum(kinds.values()))
     assert fullest["messages"]
     assert not planned_for.exceeds(planned_for.memory_gb)
@@ -632,8 +573,7 @@ def test_a_limit_between_the_memory_without_and_with_messages_counts_them() -> N
 
 def test_a_bound_knows_the_halves_of_blocks_and_what_ranks_can_hold() -> None:
     """Of 44 blocks on 32 ranks most have three halves, and some of them two MLPs."""
-    base = base_of("10b", []).config
-    config = layout(base, "2bw", stages=32, data=2, microbatches=64, size=1, recompute="none")
+    config = layout_of("10b", "2bw", stages=32, data=2, microbatches=64)
     attention, mlp = (half.forward + half.backward for half in COSTS.parts(config).halves[:2])
     assert mlp > 1.1 * attention
     assert 64 * (attention + 2 * mlp) * 0.995 < least_seconds(config, COSTS)

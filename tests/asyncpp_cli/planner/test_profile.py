@@ -32,9 +32,8 @@ def measured(model: Path) -> Path:
 
 
 def planned(model: Path, file: Path, *arguments: str) -> list[dict[str, Any]]:
-    ended = succeeded("plan", model, *COMMON, "--profile", file, "--memory", "1", *arguments, "--json")
-    found: list[dict[str, Any]] = json.loads(ended.output)
-    return found
+    words = (*COMMON, "--profile", file, "--memory", "1", *arguments, "--json")
+    return json.loads(succeeded("plan", model, *words).output)
 
 
 @pytest.mark.slow
@@ -79,15 +78,11 @@ def test_plans_are_made_of_the_measured_times(model: Path, measured: Path) -> No
         assert times_of[size, "selective"] == pytest.approx(4 * (once + 4 * 0.5) + update)
         assert times_of[size, "full"] == pytest.approx(4 * (once + 4 * 3) + update)
     two = planned(model, file, "--gpus", "2", "--tokens-per-step", str(16 * 4), "--schedule", "2bw")
-    alone = [
-        one
-        for one in two
-        if (one["stages"], one["microbatch_size"], one["recompute"]) == (2, 1, "none")
-        and not one["shard_head"]
-    ]
+    keys = ("stages", "microbatch_size", "recompute", "shard_head")
+    alone = next(one for one in two if tuple(one[key] for key in keys) == (2, 1, "none", False))
     # 2bw is as fast as its slowest stage: two blocks and the head.
-    assert alone[0]["cut"] == [3, 1]
-    assert alone[0]["step_time"] == pytest.approx(4 * (3 + 3 * 12) + 40)
+    assert alone["cut"] == [3, 1]
+    assert alone["step_time"] == pytest.approx(4 * (3 + 3 * 12) + 40)
 
 
 def test_hours_on_cpus_are_those_of_all_cores(model: Path, measured: Path) -> None:
@@ -134,12 +129,6 @@ def test_files_that_hold_something_else_are_refused(
     assert message in refusal("plan", model, *COMMON, "--gpus", "2", "--profile", file)
 
 
-def test_a_device_is_no_file_of_measured_times(model: Path) -> None:
-    assert "/dev/zero cannot be read (it is not a regular file)" in refusal(
-        "plan", model, *COMMON, "--gpus", "2", "--profile", "/dev/zero"
-    )
-
-
 @pytest.mark.parametrize(
     "other", ["data.context=32", "train.precision=bfloat16", "optimizer=muon", "model.width=64"]
 )
@@ -147,5 +136,8 @@ def test_times_of_other_runs_are_refused(other: str, model: Path, measured: Path
     assert "was measured with" in refusal("plan", model, *COMMON, other, "--gpus", "2", "--profile", measured)
 
 
-def test_a_profile_needs_a_file_to_write(model: Path) -> None:
+def test_what_is_no_file_of_times_is_refused(model: Path) -> None:
+    assert "/dev/zero cannot be read (it is not a regular file)" in refusal(
+        "plan", model, *COMMON, "--gpus", "2", "--profile", "/dev/zero"
+    )
     assert "a folder; give the name of a file" in refusal("plan", model, *COMMON, "--measure", model.parent)
