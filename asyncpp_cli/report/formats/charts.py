@@ -13,7 +13,7 @@ import numpy as np
 from asyncpp_cli.base.console import printable
 from asyncpp_cli.base.tables import printed
 from asyncpp_cli.report.analysis.cells import CellResult, arm_names
-from asyncpp_cli.report.analysis.statistics import CONFIDENCE
+from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval
 from asyncpp_cli.report.analysis.verdict import time_by_loss, verdicts
 from asyncpp_cli.report.load.curves import Floats, band, curve
 from asyncpp_cli.report.load.measure import Evaluation
@@ -108,7 +108,44 @@ class Chart:
         return bool(self.lines or self.rows)
 
 
-Arm = tuple[CellResult, str, Style]
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A cell as charts draw it."""
+
+    place: int
+    """In the report."""
+    cell: CellResult
+    name: str
+    style: Style
+
+    def line(self, x: Sequence[Any], y: Sequence[float | None], **further: Any) -> Line:
+        """A line in the arm's style; further fields of `Line` replace those of the style."""
+        look = {"name": self.name, "dash": self.style.dash, "marker": self.style.marker}
+        return Line(arm=self.place, colour=self.style.colour, x=x, y=y, **look | further)
+
+    def faint(self, x: Sequence[Any], y: Sequence[float | None], **further: Any) -> Line:
+        """What is drawn behind the arm's line: solid, without marks, not in the legend."""
+        return self.line(x, y, dash="solid", marker=None, in_legend=False, **further)
+
+    def row(
+        self,
+        values: Sequence[float],
+        texts: Sequence[str],
+        *,
+        interval: Interval | None = None,
+        marks: Sequence[float] = (),
+    ) -> Row:
+        """The arm's row; an interval is one around a single value."""
+        return Row(
+            arm=self.place,
+            name=self.name,
+            style=self.style,
+            values=values,
+            texts=texts,
+            below=None if interval is None else values[0] - interval.low,
+            above=None if interval is None else interval.high - values[0],
+            marks=marks,
+        )
 
 
 def charts(cells: Sequence[CellResult], tunings: Sequence[Tuning] = ()) -> dict[str, Chart]:
@@ -167,31 +204,22 @@ def _variant(cell: CellResult) -> tuple[str, ...]:
 
 
 def _arms(cells: Sequence[CellResult]) -> list[Arm]:
-    names = [printable(name) for name in arm_names(cells)]
-    return list(zip(cells, names, styles(cells), strict=True))
+    return [
+        Arm(place=place, cell=cell, name=printable(name), style=style)
+        for place, (cell, name, style) in enumerate(zip(cells, arm_names(cells), styles(cells), strict=True))
+    ]
 
 
 def _training(arms: Sequence[Arm]) -> Chart:
     lines: list[Line] = []
-    for place, (cell, name, style) in enumerate(arms):
-        runs = [run.steps for run in cell.runs if run.steps is not None and len(run.steps)]
+    for arm in arms:
+        runs = [run.steps for run in arm.cell.runs if run.steps is not None and len(run.steps)]
         if len(runs) == 1:
             raw = curve(runs[0], most_bins=_RAW_BINS)
-            lines.append(
-                Line(
-                    arm=place,
-                    name=name,
-                    colour=style.colour,
-                    x=raw.steps.tolist(),
-                    y=_known(raw.losses),
-                    in_legend=False,
-                    width=0.6,
-                    opacity=0.25,
-                )
-            )
+            lines.append(arm.faint(raw.steps.tolist(), _known(raw.losses), width=0.6, opacity=0.25))
         binned = [curve(steps, most_bins=_SMOOTH_BINS) for steps in runs]
         curves = [(line.mean_steps, line.mean_losses) for line in binned]
-        lines += _mean_in_a_band(place, name, style, curves, marker=None)
+        lines += _mean_in_a_band(arm, curves, marker=None)
     return Chart(
         title="Training loss",
         about="Mean over bins of steps; behind a single run its steps.",
@@ -205,16 +233,10 @@ def _training(arms: Sequence[Arm]) -> Chart:
 def _validation(arms: Sequence[Arm], of_set: str | None = None) -> Chart:
     """Of a validation set; None: of the headline."""
     lines: list[Line] = []
-    for place, (cell, name, style) in enumerate(arms):
-        curves = [
-            (
-                np.array([tokens for tokens, _ in losses], dtype=np.float64),
-                np.array([loss for _, loss in losses], dtype=np.float64),
-            )
-            for run in cell.runs
-            if (losses := [*_losses(run.measurement.evaluations, of_set)])
-        ]
-        lines += _mean_in_a_band(place, name, style, curves, marker=style.marker)
+    for arm in arms:
+        measured = [[*_losses(run.measurement.evaluations, of_set)] for run in arm.cell.runs]
+        curves = [np.array(losses, dtype=np.float64).T for losses in measured if losses]
+        lines += _mean_in_a_band(arm, [(tokens, loss) for tokens, loss in curves], marker=arm.style.marker)
     return Chart(
         title="Validation loss" if of_set is None else f"Validation loss of {of_set}",
         about="At each evaluation.",
@@ -234,53 +256,24 @@ def _losses(evaluations: Sequence[Evaluation], of_set: str | None) -> Iterator[t
             yield evaluation.tokens, evaluation.sets[of_set].val_loss
 
 
-def _mean_in_a_band(
-    arm: int, name: str, style: Style, curves: Sequence[tuple[Floats, Floats]], *, marker: str | None
-) -> list[Line]:
+def _mean_in_a_band(arm: Arm, curves: Sequence[tuple[Floats, Floats]], *, marker: str | None) -> list[Line]:
     """The mean of an arm's runs with a band of one standard deviation, or its runs where there is no mean."""
     lines: list[Line] = []
     spread = band(curves)
     if spread is not None:
         low, high = spread.mean - spread.std, spread.mean + spread.std
-        lines.append(_band(arm, name, style, spread.x.tolist(), _known(low), _known(high)))
+        lines.append(_band(arm, spread.x.tolist(), _known(low), _known(high)))
         curves = [(spread.x, spread.mean)]
     for number, (x, y) in enumerate(curves):
-        lines.append(
-            Line(
-                arm=arm,
-                name=name,
-                colour=style.colour,
-                dash=style.dash,
-                marker=marker,
-                x=x.tolist(),
-                y=_known(y),
-                in_legend=number == 0,
-            )
-        )
+        lines.append(arm.line(x.tolist(), _known(y), marker=marker, in_legend=number == 0))
     return lines
 
 
-def _band(
-    arm: int,
-    name: str,
-    style: Style,
-    x: Sequence[Any],
-    low: Sequence[float | None],
-    high: Sequence[float | None],
-) -> Line:
+def _band(arm: Arm, x: Sequence[Any], low: Sequence[float | None], high: Sequence[float | None]) -> Line:
     """A band between two curves, as far as both are known."""
-    known = [place for place in range(len(x)) if low[place] is not None and high[place] is not None]
-    return Line(
-        arm=arm,
-        name=name,
-        colour=style.colour,
-        x=[x[place] for place in known],
-        y=[low[place] for place in known],
-        high=[high[place] for place in known],
-        in_legend=False,
-        width=0,
-        opacity=0.18,
-    )
+    known = [ends for ends in zip(x, low, high, strict=True) if None not in ends]
+    places, least, most = zip(*known, strict=True) if known else ((), (), ())
+    return arm.faint([*places], [*least], high=[*most], width=0, opacity=0.18)
 
 
 def _known(values: Floats) -> list[float | None]:
@@ -289,26 +282,13 @@ def _known(values: Floats) -> list[float | None]:
 
 def _gaps(arms: Sequence[Arm]) -> Chart:
     rows = []
-    for place, (cell, name, style) in enumerate(arms):
-        if cell.gap is None or not math.isfinite(cell.gap):
+    for arm in arms:
+        pairs = arm.cell.gap_pairs
+        if pairs is None or pairs.mean is None or not math.isfinite(pairs.mean):
             continue
-        interval = cell.gap_interval
-        rows.append(
-            Row(
-                arm=place,
-                name=name,
-                style=style,
-                values=[cell.gap],
-                texts=[
-                    "one seed: no interval"
-                    if interval is None
-                    else f"{interval.low:.4f} to {interval.high:.4f}"
-                ],
-                below=None if interval is None else cell.gap - interval.low,
-                above=None if interval is None else interval.high - cell.gap,
-                marks=[] if cell.gap_pairs is None else cell.gap_pairs.differences,
-            )
-        )
+        interval = pairs.interval
+        text = "one seed: no interval" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}"
+        rows.append(arm.row([pairs.mean], [text], interval=interval, marks=pairs.differences))
     return Chart(
         title="Gap to the synchronous counterpart",
         about="Validation loss minus that of the synchronous counterpart, in nats per token. Bars are 95% "
@@ -321,32 +301,22 @@ def _gaps(arms: Sequence[Arm]) -> Chart:
 
 def _time(arms: Sequence[Arm]) -> Chart:
     """The arms of the verdicts, where the delayed one was run in several lengths."""
-    places = {id(cell): (place, style) for place, (cell, _, style) in enumerate(arms)}
+    arm_of = {id(arm.cell): arm for arm in arms}
     lines: dict[str, list[Line]] = {}
-    for verdict in verdicts([cell for cell, _, _ in arms]):
+    for verdict in verdicts([arm.cell for arm in arms]):
         if len(verdict.lengths) < 2:
             continue
         cells = (verdict.delayed, verdict.synchronous)
         for (name, points), cell in zip(time_by_loss(verdict).items(), cells, strict=False):
-            place, style = places[id(cell)]
+            arm = arm_of[id(cell)]
+            hours = [time for time, _ in points]
             means = [fmean(losses) for _, losses in points]
             deviations = [stdev(losses) if len(losses) > 1 else 0.0 for _, losses in points]
-            hours = [time for time, _ in points]
             low, high = (
                 [mean + way * std for mean, std in zip(means, deviations, strict=True)] for way in (-1, 1)
             )
-            lines[name] = [
-                *([_band(place, name, style, hours, low, high)] if any(deviations) else []),
-                Line(
-                    arm=place,
-                    name=name,
-                    colour=style.colour,
-                    dash=style.dash,
-                    marker=style.marker,
-                    x=hours,
-                    y=means,
-                ),
-            ]
+            lines[name] = [_band(arm, hours, low, high)] if any(deviations) else []
+            lines[name].append(arm.line(hours, means, name=name))
     return Chart(
         title="Loss over time",
         about="Validation loss at the end of runs of several lengths, over the time of their tokens at the "
@@ -361,18 +331,9 @@ def _time(arms: Sequence[Arm]) -> Chart:
 
 def _throughput(arms: Sequence[Arm]) -> Chart:
     rows = [
-        Row(
-            arm=place,
-            name=name,
-            style=style,
-            values=[speed.mean],
-            texts=[_speedup(cell)],
-            below=None if interval is None else speed.mean - interval.low,
-            above=None if interval is None else interval.high - speed.mean,
-        )
-        for place, (cell, name, style) in enumerate(arms)
-        for speed, interval in [(cell.tokens_per_second, cell.speed_interval)]
-        if speed is not None
+        arm.row([speed.mean], [_speedup(arm.cell)], interval=arm.cell.speed_interval)
+        for arm in arms
+        if (speed := arm.cell.tokens_per_second) is not None
     ]
     return Chart(
         title="Throughput",
@@ -396,11 +357,7 @@ def _speedup(cell: CellResult) -> str:
 def _grid(
     arms: Sequence[Arm], values: Callable[[CellResult], Sequence[float]], text: Callable[[float], str]
 ) -> list[Row]:
-    return [
-        Row(arm=place, name=name, style=style, values=known, texts=[text(value) for value in known])
-        for place, (cell, name, style) in enumerate(arms)
-        if (known := values(cell))
-    ]
+    return [arm.row(known, [text(value) for value in known]) for arm in arms if (known := values(arm.cell))]
 
 
 def _busy(arms: Sequence[Arm]) -> Chart:
@@ -416,7 +373,7 @@ def _busy(arms: Sequence[Arm]) -> Chart:
 
 
 def _memory(arms: Sequence[Arm]) -> Chart:
-    largest = max((peak for cell, _, _ in arms for peak in cell.peak_memory), default=0)
+    largest = max((peak for arm in arms for peak in arm.cell.peak_memory), default=0)
     unit, name = (_GIB, "GiB") if largest >= _GIB else (_MIB, "MiB")
     return Chart(
         title="Peak memory of each rank",
@@ -443,12 +400,11 @@ def _load(arms: Sequence[Arm]) -> Chart:
 def _tuning(arms: Sequence[Arm], tuning: Tuning, key: str) -> Chart:
     """Loss over a tuned key: a line for each arm and rung that candidates have reached."""
     lines: list[Line] = []
-    place_of = {run.id: place for place, (cell, _, _) in enumerate(arms) for run in cell.runs}
+    arm_of = {run.id: arm for arm in arms for run in arm.cell.runs}
     for standing in tuning.arms:
-        places = [place_of[run] for run in standing.leading.candidate.runs if run in place_of]
-        if places:
-            _, name, style = arms[places[0]]
-            lines += _tuned_lines(standing, key, arm=places[0], name=name, style=style)
+        shown = [arm_of[run] for run in standing.leading.candidate.runs if run in arm_of]
+        if shown:
+            lines += _tuned_lines(standing, key, shown[0])
     spaced = tuning.plan.question.over[tuning.plan.keys.index(key)]
     return Chart(
         title=printable(key),
@@ -462,7 +418,7 @@ def _tuning(arms: Sequence[Arm], tuning: Tuning, key: str) -> Chart:
     )
 
 
-def _tuned_lines(standing: ArmStanding, key: str, *, arm: int, name: str, style: Style) -> list[Line]:
+def _tuned_lines(standing: ArmStanding, key: str, arm: Arm) -> list[Line]:
     """The candidates of an arm by increasing value of the key; values that are not all numbers are text, in
     the order of the plan. The best candidate is marked in the last rung."""
     plotted = [(compared.candidate.values[key], compared) for compared in standing.candidates]
@@ -479,16 +435,13 @@ def _tuned_lines(standing: ArmStanding, key: str, *, arm: int, name: str, style:
     for number, (step, reached) in enumerate(rungs.items()):
         is_last = step == standing.arm.rungs[-1]
         marked = [place for place, (_, compared) in enumerate(reached) if compared is standing.best]
+        is_farthest = number == len(rungs) - 1
         lines.append(
-            Line(
-                arm=arm,
-                name=name if number == len(rungs) - 1 else f"{name}, step {step}",
-                colour=style.colour,
-                dash=style.dash,
-                marker=style.marker,
-                x=[value for value, _ in reached],
-                y=[compared.losses[step] for _, compared in reached],
-                in_legend=number == len(rungs) - 1,
+            arm.line(
+                [value for value, _ in reached],
+                [compared.losses[step] for _, compared in reached],
+                name=arm.name if is_farthest else f"{arm.name}, step {step}",
+                in_legend=is_farthest,
                 opacity=1.0 if is_last else 0.25 + 0.5 * number / len(rungs),
                 best=marked[0] if is_last and marked else None,
             )
