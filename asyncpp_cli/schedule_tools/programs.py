@@ -9,7 +9,7 @@ from typing import Any
 
 from asyncpp_cli.base.console import command, say
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.schedule_tools.options import Geometry
+from asyncpp_cli.schedule_tools.options import Geometry, Times
 from asyncpp_cli.schedule_tools.output import comparison_row
 from schedules import FAMILY, OPTIONS, Program, ScheduleError, build, find_problems, is_custom, options_taken
 from schedules.catalogue import least_lead
@@ -22,21 +22,13 @@ from stages.config.records import read_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostOptions:
-    """Times of a simulation, in one unit."""
+class CostOptions(Times):
+    """All times of a simulation, in one unit."""
 
-    forward: float = 1.0
-    backward: float = 2.0
-    input_half: float | None = None
-    weight_half: float | None = None
-    head: float = 0.0
     update: float = 0.0
     reduction: float = 0.0
     norm: float = 0.0
-    latency: float = 0.0
     transfer: float = 0.0
-    jitter: float = 0.0
-    seed: int = 0
     measured: RankTimes | None = None
     """Measured times of every rank, which replace `forward`, `backward` and `update`; None: not measured."""
 
