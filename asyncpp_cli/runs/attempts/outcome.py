@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Callable, Mapping
+from enum import IntEnum
 from pathlib import Path
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -61,43 +62,47 @@ def _first_cause(attempt: Attempt, ends: Mapping[int, RankEnd | None]) -> tuple[
     Out of memory comes first, since other ranks may abort because of it; then killed ranks, errors, errors
     because another rank was gone, and the rest. Within each group, the earliest (`_when`).
     """
-    no_memory: list[tuple[_When, Cause, str]] = []
-    killed: list[tuple[_When, Cause, str]] = []
-    failed: list[tuple[_When, Cause, str]] = []
-    orphaned: list[tuple[_When, Cause, str]] = []
-    others: list[tuple[_When, Cause, str]] = []
+    causes: list[tuple[_Group, _When, Cause, str]] = []
     when = _when(attempt)
     for rank, end in ends.items():
         log = attempt.run.log_file(attempt=attempt.number, rank=rank)
         see = f" (logs/{log.name})" if log.exists() else ""
         if end is None:
-            killed.append(((-1, 0.0), Cause.KILLED, _unrecorded_end(attempt, rank)))
+            causes.append((_Group.KILLED, (-1, 0.0), Cause.KILLED, _unrecorded_end(attempt, rank)))
             continue
         # The recorded exception takes precedence: torch may abort while the interpreter shuts down after it.
         if (error := attempt.read(RankError, rank)) is not None:
-            how = f"rank {rank}: {error.message}{see}"
+            group = _Group.ORPHANED if error.kind == _OTHER_RANK_GONE else _Group.FAILED
+            cause = Cause.ERROR
             if error.kind in _NO_MEMORY:
-                no_memory.append((when(rank, error.time), Cause.OUT_OF_MEMORY, how))
-            else:
-                group = failed if error.kind != _OTHER_RANK_GONE else orphaned
-                group.append((when(rank, error.time), Cause.ERROR, how))
+                group, cause = _Group.NO_MEMORY, Cause.OUT_OF_MEMORY
+            causes.append((group, when(rank, error.time), cause, f"rank {rank}: {error.message}{see}"))
         elif end.signal is not None and not end.stopped:
             how = f"rank {rank} was killed by {_signal_name(end.signal)}{see}"
             # SIGTERM after another rank's failure is a consequence: srun ends the others.
-            group = others if end.signal in SIGNALS else killed
-            group.append((when(rank, end.time), Cause.KILLED, how))
+            group = _Group.OTHER if end.signal in SIGNALS else _Group.KILLED
+            causes.append((group, when(rank, end.time), Cause.KILLED, how))
         elif end.code != 0:
             how = "was made to end"
             if not end.stopped:
                 why = _last_line(log) or "it printed nothing"
                 how = f"ended with exit code {end.code}: {why}"
-            others.append((when(rank, end.time), Cause.ERROR, f"rank {rank} {how}{see}"))
-    for causes in (no_memory, killed, failed, orphaned, others):
-        if causes:
-            _, cause, reason = min(causes)
-            awaited = attempt.awaited() if cause == Cause.ERROR else ""
-            return cause, f"{awaited}; {reason}" if awaited else reason
-    return Cause.ERROR, "it has no ranks"
+            causes.append((_Group.OTHER, when(rank, end.time), Cause.ERROR, f"rank {rank} {how}{see}"))
+    if not causes:
+        return Cause.ERROR, "it has no ranks"
+    _, _, cause, reason = min(causes)
+    awaited = attempt.awaited() if cause == Cause.ERROR else ""
+    return cause, f"{awaited}; {reason}" if awaited else reason
+
+
+class _Group(IntEnum):
+    """Ends of ranks, those that cause others first."""
+
+    NO_MEMORY = 0
+    KILLED = 1
+    FAILED = 2
+    ORPHANED = 3
+    OTHER = 4
 
 
 _When = tuple[int, float]

@@ -10,19 +10,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from asyncpp_cli.base.console import printable
 from asyncpp_cli.base.errors import DamagedError, refusal_of
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.end_row import metrics_problem
-from asyncpp_cli.runs.attempts.files import (
-    Claimed,
-    Outcome,
-    RankEnd,
-    RankStart,
-    Scheduler,
-)
+from asyncpp_cli.runs.attempts.files import Claimed, Outcome, RankEnd, RankStart, Scheduler
 from asyncpp_cli.runs.attempts.outcome import outcome_of
 from asyncpp_cli.runs.processes import ProcessId, is_gone, is_local
 from asyncpp_cli.runs.run_folder import Run
@@ -53,16 +47,13 @@ def settle(
         DamagedError: a file of the run is missing or cannot be read.
         OSError: the status cannot be written.
     """
+    knows = _Knowledge(none_to_come, all_over, scheduler)
     status = run.status()
-    if status.state != State.RUNNING:
-        return status
     # Checked without the lock, so that readers do not wait for each other.
-    if all_over != status.attempt and not _has_ended(
-        status, run, none_to_come=none_to_come, scheduler=scheduler
-    ):
+    if not _has_ended(status, run, knows):
         return status
     with run.locked():
-        return settle_locked(run, none_to_come=none_to_come, all_over=all_over, scheduler=scheduler)
+        return _settle_locked(run, knows)
 
 
 def current_status(
@@ -78,7 +69,7 @@ def current_status(
         try:
             status = settle(run, none_to_come=none_to_come, scheduler=scheduler)
         except OSError:
-            status = _settled(run.status(), run, none_to_come=none_to_come, scheduler=scheduler)
+            status = _settled(run.status(), run, _Knowledge(none_to_come, None, scheduler))
         problem = "" if status.state == State.RUNNING else metrics_problem(run, status)
         return replace(status, state=State.DAMAGED, reason=printable(problem)) if problem else status
     except DamagedError as error:
@@ -88,16 +79,23 @@ def current_status(
         return Status(state=State.DAMAGED, reason=printable(refusal.message if refusal else error))
 
 
-def settle_locked(
-    run: Run,
-    *,
-    none_to_come: int | None = None,
-    all_over: int | None = None,
-    scheduler: Scheduler | None = None,
-) -> Status:
+def settle_locked(run: Run, *, scheduler: Scheduler | None = None) -> Status:
     """As `settle`, for a caller that holds the run's lock."""
+    return _settle_locked(run, _Knowledge(None, None, scheduler))
+
+
+@dataclass(frozen=True)
+class _Knowledge:
+    """What a caller knows of a run's attempts: the arguments of `settle`."""
+
+    none_to_come: int | None
+    all_over: int | None
+    scheduler: Scheduler | None
+
+
+def _settle_locked(run: Run, knows: _Knowledge) -> Status:
     status = run.status()
-    settled = _settled(status, run, none_to_come=none_to_come, all_over=all_over, scheduler=scheduler)
+    settled = _settled(status, run, knows)
     if settled is not status:
         attempt = Attempt(run, status.attempt)
         attempt.write(
@@ -136,14 +134,7 @@ def end_rank(
     return refused
 
 
-def _settled(
-    status: Status,
-    run: Run,
-    *,
-    none_to_come: int | None,
-    all_over: int | None = None,
-    scheduler: Scheduler | None,
-) -> Status:
+def _settled(status: Status, run: Run, knows: _Knowledge) -> Status:
     """The status after the attempt's end. Writes nothing.
 
     `status` itself if the attempt has not ended.
@@ -151,11 +142,7 @@ def _settled(
     Raises:
         DamagedError: a file of the attempt is missing or cannot be read.
     """
-    if status.state != State.RUNNING:
-        return status
-    if all_over != status.attempt and not _has_ended(
-        status, run, none_to_come=none_to_come, scheduler=scheduler
-    ):
+    if not _has_ended(status, run, knows):
         return status
     attempt = Attempt(run, status.attempt)
     ends = attempt.ends(attempt.description().processes)
@@ -174,12 +161,17 @@ def _settled(
     return settled
 
 
-def _has_ended(status: Status, run: Run, *, none_to_come: int | None, scheduler: Scheduler | None) -> bool:
-    """Whether the run's attempt has ended, by its own files and processes, the scheduler, or its lease."""
+def _has_ended(status: Status, run: Run, knows: _Knowledge) -> bool:
+    """Whether a running attempt has ended: as the caller knows, or by its own files and processes, the
+    scheduler, or its lease."""
+    if status.state != State.RUNNING:
+        return False
+    if knows.all_over == status.attempt:
+        return True
     attempt = Attempt(run, status.attempt)
     claimed = attempt.description()
     open_ranks = set(range(claimed.processes)) - attempt.ranks_with(RankEnd)
-    never_starts = none_to_come == status.attempt
+    never_starts = knows.none_to_come == status.attempt
     if not never_starts and open_ranks - attempt.ranks_with(RankStart):
         never_starts = _launcher_is_gone(attempt, claimed)
     # The first rank that runs decides, so that few files are read however many ranks there are.
@@ -187,8 +179,8 @@ def _has_ended(status: Status, run: Run, *, none_to_come: int | None, scheduler:
         processes = attempt.processes(rank)
         if all(map(is_gone, processes)) if processes else never_starts:
             continue
-        if claimed.job is not None and scheduler is not None:
-            answer = scheduler.is_over(claimed.job, claimed=run.age(attempt.file(Claimed)))
+        if claimed.job is not None and knows.scheduler is not None:
+            answer = knows.scheduler.is_over(claimed.job, claimed=run.age(attempt.file(Claimed)))
             if answer is not None:
                 return answer
         if not _rank_is_lost(attempt, rank, processes, claimed):
