@@ -79,28 +79,54 @@ class Table:
 
     def without(self, keys: Collection[str]) -> Table:
         """The table without the columns of these keys."""
-        kept = [place for place, heading in enumerate(self.headings) if heading.key not in keys]
+        return self._chosen([place for place, each in enumerate(self.headings) if each.key not in keys])
+
+    def _chosen(self, places: Sequence[int]) -> Table:
         return replace(
             self,
-            headings=[self.headings[place] for place in kept],
-            rows=[[row[place] for place in kept] for row in self.rows],
+            headings=[self.headings[place] for place in places],
+            rows=[[row[place] for place in places] for row in self.rows],
         )
 
     def fitted(self, width: int | None, *, essential: bool = True) -> Table:
         """The table with as many columns as fit into lines of `width` characters.
 
+        The remarks name a column that gave way and has texts: with its text, if that is the same in all rows.
+
         Args:
             width: characters of a line; None: any number.
             essential: whether columns without an order may give way, too.
         """
-        table = self._narrowed(width, self._giving_way())
-        if essential and width is not None and table.width() > width:
-            first, *later = table.headings
-            table = replace(table, headings=[replace(first, fold=True), *later])
-            table = table._narrowed(width, [heading for heading in reversed(later) if not heading.fold])
-        titles = [one_line(heading.title) for heading in self.headings]
-        hidden = [*self.hidden, *(title for title in titles if title in table.hidden)]
-        return replace(table, hidden=hidden)
+        if width is None:
+            return self
+        headings = list(self.headings)
+        least = dict(enumerate(map(self._least, range(len(headings)))))
+        given: list[int] = []
+
+        def too_wide() -> bool:
+            return sum(least.values()) + len(least) - 1 > width
+
+        def narrow(order: Iterable[int]) -> None:
+            for place in order:
+                if place in least and too_wide():
+                    del least[place]
+                    given.append(place)
+
+        narrow(self._giving_way())
+        if essential and too_wide():
+            first, *later = least
+            headings[first] = replace(headings[first], fold=True)
+            least[first] = min(least[first], _FOLDED)
+            narrow(place for place in reversed(later) if not headings[place].fold)
+        texts = {place: sorted({row[place] for row in self.rows}) for place in given}
+        titles = [one_line(heading.title) for heading in headings]
+        same = [f"{titles[place]} {each[0]}" for place, each in texts.items() if len(each) == 1 and each[0]]
+        hidden = [titles[place] for place in sorted(given) if len(texts[place]) != 1]
+        return replace(
+            replace(self, headings=headings)._chosen(list(least)),
+            same=[*self.same, *same],
+            hidden=[*self.hidden, *hidden],
+        )
 
     def text(self, width: int | None, *, rule: bool = True, styles: Mapping[str, str] | None = None) -> Text:
         """The table's lines, the remarks below them.
@@ -152,55 +178,24 @@ class Table:
             columns.append(list(map("".join, pairs)))
         yield from ("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 
-    def _narrowed(self, width: int | None, order: Iterable[Heading]) -> Table:
-        """The table without as many of these columns as are too many."""
-        table = self
-        for heading in order:
-            if width is None or table.width() <= width:
-                break
-            table = table._without(heading)
-        return table
-
-    def _giving_way(self) -> Iterator[Heading]:
+    def _giving_way(self) -> Iterator[int]:
         """Columns in the order in which they give way; others do so last, from the right."""
-        yield from (heading for heading in self.headings[1:] if not any(self._texts(heading)))
-        orders = [(heading.share_order, place, True) for place, heading in enumerate(self.headings)]
-        orders += [(heading.hide_order, place, False) for place, heading in enumerate(self.headings)]
-        for _, place, only_if_same in sorted(
-            ((order, place, same) for order, place, same in orders if order is not None),
-            key=lambda entry: (entry[0], not entry[2], entry[1]),
-        ):
-            if not only_if_same or len(set(self._texts(self.headings[place]))) == 1:
-                yield self.headings[place]
-
-    def _texts(self, heading: Heading) -> list[str]:
-        place = self._place(heading)
-        return [row[place] for row in self.rows]
-
-    def _place(self, heading: Heading) -> int:
-        return next(place for place, each in enumerate(self.headings) if each is heading)
-
-    def _without(self, heading: Heading) -> Table:
-        """Without a column; the remarks name one that has texts: with its text, if that is the same in all
-        rows."""
-        if not any(each is heading for each in self.headings):
-            return self
-        place, title, texts = self._place(heading), one_line(heading.title), set(self._texts(heading))
-        rows = [[*row[:place], *row[place + 1 :]] for row in self.rows]
-        table = replace(self, headings=[each for each in self.headings if each is not heading], rows=rows)
-        if texts == {""}:
-            return table
-        if len(texts) == 1:
-            return replace(table, same=[*self.same, f"{title} {texts.pop()}"])
-        return replace(table, hidden=[*self.hidden, title])
+        places = range(1, len(self.headings))
+        yield from (place for place in places if not any(row[place] for row in self.rows))
+        orders = [(heading.share_order, False, place) for place, heading in enumerate(self.headings)]
+        orders += [(heading.hide_order, True, place) for place, heading in enumerate(self.headings)]
+        for _, hide, place in sorted(each for each in orders if each[0] is not None):
+            if hide or len({row[place] for row in self.rows}) == 1:
+                yield place
 
     def _title(self, place: int, *, whole: bool) -> str:
         """A heading's title in the lines that its column has room for."""
         heading = self.headings[place]
         if whole:
             return one_line(heading.title)
-        lines = textwrap.wrap(heading.title, self._natural(place), break_long_words=False)
-        return "\n".join(lines) if heading.break_title else heading.title
+        if not heading.break_title:
+            return heading.title
+        return "\n".join(textwrap.wrap(heading.title, max(1, self._natural(place)), break_long_words=False))
 
     def _widths(self, width: int | None, gap: int) -> list[int | None]:
         """Widths of folded columns, which share the room that the others leave; None: as wide as needed."""
