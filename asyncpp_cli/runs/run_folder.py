@@ -308,10 +308,18 @@ def _valid_rows(lines: Iterable[str]) -> tuple[list[dict[str, Any]], int]:
             torn += 1
             continue
         row.pop(CHECKSUM, None)
-        if row["kind"] == "start":
-            rows = [earlier for earlier in rows if still_valid(earlier, start=row)]
         rows.append(row)
-    return rows, torn
+    return without_repeated(rows), torn
+
+
+def without_repeated(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without those that a later attempt repeated."""
+    valid: list[dict[str, Any]] = []
+    for row in rows:
+        if row["kind"] == "start":
+            valid = [earlier for earlier in valid if still_valid(earlier, start=row)]
+        valid.append(row)
+    return valid
 
 
 def still_valid(row: Mapping[str, Any], *, start: Mapping[str, Any]) -> bool:

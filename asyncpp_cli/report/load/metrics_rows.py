@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from asyncpp_cli.runs.run_folder import Run, still_valid
+from asyncpp_cli.runs.run_folder import Run, without_repeated
 from stages.config.records import CHECKSUM
 
 MetricsRow = Mapping[str, Any]
@@ -122,7 +122,7 @@ def _read_in_columns(text: bytes) -> Metrics:
     for row in others:
         row.pop(CHECKSUM, None)
     if _STEP_BEGINS not in text:
-        return Metrics(others=_valid(others))
+        return Metrics(others=without_repeated(others))
     table = _parsed(text)
     lines = _line_numbers(text, spans)
     is_step = np.ones(len(table), dtype=bool)
@@ -136,7 +136,7 @@ def _read_in_columns(text: bytes) -> Metrics:
     nulls = steps["train_loss"].null_count()
     if nulls and nulls > len(_NO_FINITE_LOSS.findall(text)):
         raise ValueError("a step row without a loss")
-    return Metrics(steps=_complete(steps), others=_valid(others))
+    return Metrics(steps=_complete(steps), others=without_repeated(others))
 
 
 def _parsed(text: bytes) -> pl.DataFrame:
@@ -164,13 +164,3 @@ def _line_numbers(text: bytes, spans: Sequence[tuple[int, int]]) -> list[int]:
         numbers.append(number)
         position = begin
     return numbers
-
-
-def _valid(rows: Iterable[MetricsRow]) -> list[MetricsRow]:
-    """The rows without those that a later attempt repeated, as in `Run.metrics`."""
-    valid: list[MetricsRow] = []
-    for row in rows:
-        if row["kind"] == "start":
-            valid = [earlier for earlier in valid if still_valid(earlier, start=row)]
-        valid.append(row)
-    return valid
