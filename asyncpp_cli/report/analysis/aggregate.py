@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.cells import CellResult, arm_names, value_text
 from asyncpp_cli.report.analysis.counterparts import linked
-from asyncpp_cli.report.load.run import RunResult
+from asyncpp_cli.report.load.run import RunResult, Settings, grouped, settings_of
 from schedules import FAMILY
 
 
@@ -51,29 +50,25 @@ def aggregate_best(
     return cells, [*notes, *lacking], choices
 
 
-def _without(config: Mapping[str, Any], *prefixes: str) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if not key.startswith(prefixes)}
-
-
-def _hashable(mapping: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((key, repr(value)) for key, value in mapping.items()))
-
-
 def _group_by_all_but_seed(runs: Sequence[RunResult]) -> list[list[RunResult]]:
     """Groups of runs with the same configuration but for the seed; by axes where it cannot be read."""
-    groups: dict[object, list[RunResult]] = {}
-    configuration_of_axes: dict[object, object] = {}
+    configuration_of_axes: dict[Settings, Settings] = {}
+
+    def configuration(run: RunResult) -> Settings:
+        return settings_of(run.config or {}, lambda key: not key.startswith(("seed", "site.")))
+
+    def axes(run: RunResult) -> Settings:
+        return settings_of(run.axes, lambda key: not key.startswith("seed"))
+
     for run in runs:
         if run.config is not None:
-            axes = _hashable(_without(run.axes, "seed"))
-            configuration_of_axes.setdefault(axes, _hashable(_without(run.config, "seed", "site.")))
-    for run in runs:
-        if run.config is not None:
-            groups.setdefault(_hashable(_without(run.config, "seed", "site.")), []).append(run)
-        else:
-            axes = _hashable(_without(run.axes, "seed"))
-            groups.setdefault(configuration_of_axes.get(axes, axes), []).append(run)
-    return list(groups.values())
+            configuration_of_axes.setdefault(axes(run), configuration(run))
+    return grouped(
+        runs,
+        lambda run: (
+            configuration_of_axes.get(axes(run), axes(run)) if run.config is None else configuration(run)
+        ),
+    )
 
 
 def _label(run: RunResult, keys: Iterable[str]) -> tuple[str, ...]:
@@ -90,11 +85,9 @@ def _further_keys(
     named = {*SHORTHANDS, *SHORTHANDS.values(), "seed"}
     axes = (key for group in groups for run in group for key in run.axes)
     keys = list(dict.fromkeys(key for key in (*wanted, *axes) if key not in named))
-    alike: dict[tuple[str, ...], list[RunResult]] = {}
-    for group in groups:
-        alike.setdefault(_label(group[0], [*SHORTHANDS, *keys]), []).append(group[0])
+    alike = grouped((group[0] for group in groups), lambda run: _label(run, [*SHORTHANDS, *keys]))
     differing: dict[str, None] = {}
-    for same_label in alike.values():
+    for same_label in alike:
         configs = [run.config for run in same_label if run.config is not None]
         if len(configs) < 2:
             continue
@@ -143,14 +136,12 @@ def keep_best(cells: Sequence[CellResult], keys: Sequence[str]) -> tuple[list[Ce
         The kept cells, in order, and sentences that give for each arm the values tried, the best one, and
         whether it is the smallest or largest tried.
     """
-    arms: dict[object, list[CellResult]] = {}
-    for cell in cells:
-        arms.setdefault(_arm(cell, keys), []).append(cell)
+    arms = grouped(cells, lambda cell: _arm(cell, keys))
     kept: list[CellResult] = []
     counts: list[int] = []
     best_by_values: dict[str, list[str]] = {}
-    names = arm_names([arm[0] for arm in arms.values()], without=keys)
-    for name, arm in zip(names, arms.values(), strict=True):
+    names = arm_names([arm[0] for arm in arms], without=keys)
+    for name, arm in zip(names, arms, strict=True):
         tried = [cell for cell in arm if cell.val_loss is not None and math.isfinite(cell.val_loss.mean)]
         missing = len(arm) - len(tried)
         if not tried:
@@ -184,17 +175,11 @@ def _sentences(best_by_values: Mapping[str, Sequence[str]], keys: str, counts: S
     return sentences
 
 
-def _arm(cell: CellResult, keys: Sequence[str]) -> object:
+def _arm(cell: CellResult, keys: Sequence[str]) -> Settings:
     """What the cells of an arm have in common."""
     left_out = {*keys, *(SHORTHANDS.get(key, key) for key in keys), "seed"}
     known = cell.runs[0].axes if cell.config is None else cell.config
-    return tuple(
-        sorted(
-            (key, repr(value))
-            for key, value in known.items()
-            if key not in left_out and not key.startswith("site.")
-        )
-    )
+    return settings_of(known, lambda key: key not in left_out and not key.startswith("site."))
 
 
 def _printed(cell: CellResult, keys: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -19,7 +19,7 @@ from asyncpp_cli.report.analysis.statistics import (
     welch,
 )
 from asyncpp_cli.report.load.measure import Evaluation, Slowest
-from asyncpp_cli.report.load.run import STATES_BY_WEIGHT, RunResult
+from asyncpp_cli.report.load.run import STATES_BY_WEIGHT, RunResult, Settings, settings_of
 from asyncpp_cli.runs.attempts.cost import Cost, total
 from schedules import FAMILY, OPTIONS
 
@@ -78,6 +78,10 @@ class CellResult:
     def config(self) -> Mapping[str, Any] | None:
         """Of its first run that can be read: its runs differ in seed and site alone. None if none can."""
         return next((run.config for run in self.runs if run.config is not None), None)
+
+    def settings(self, included: Callable[[str], bool]) -> Settings:
+        """The values of its configuration keys that are included, to compare; none if it cannot be read."""
+        return settings_of(self.config or {}, included)
 
     def value(self, key: str) -> Any:
         """The value of a configuration key or axis; None if unknown."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.cells import CellResult, arm_names
+from asyncpp_cli.report.load.run import Settings
 
 CORRECTION = ("error_feedback.", "correction.")
 """Sections of the configuration that correct for delay."""
@@ -22,9 +23,6 @@ _MOST_COMPARED = 200
 
 _MOST_NAMED = 4
 """Keys that a sentence names."""
-
-ComparedSettings = frozenset[tuple[str, str]]
-"""Keys with their values, which counterparts share."""
 
 
 def linked(cells: Sequence[CellResult], *, ignoring: Sequence[str]) -> tuple[list[CellResult], list[str]]:
@@ -42,7 +40,7 @@ def linked(cells: Sequence[CellResult], *, ignoring: Sequence[str]) -> tuple[lis
     """
     ignored = tuple(SHORTHANDS.get(key, key) for key in ignoring)
     compared = [_settings_without(cell, "schedule.", *CORRECTION, *ignored) for cell in cells]
-    candidates: dict[ComparedSettings, list[CellResult]] = {}
+    candidates: dict[Settings, list[CellResult]] = {}
     for cell, settings in zip(cells, compared, strict=True):
         if cell.synchronous and settings is not None:
             candidates.setdefault(settings, []).append(cell)
@@ -63,7 +61,7 @@ def linked(cells: Sequence[CellResult], *, ignoring: Sequence[str]) -> tuple[lis
 def _with_fastest(cells: Sequence[CellResult], ignored: Sequence[str]) -> list[CellResult]:
     """Each cell with the fastest synchronous cell of its settings, of any length."""
     shared = [_settings_without(cell, "schedule.", *CORRECTION, *LENGTH, *ignored) for cell in cells]
-    fastest: dict[ComparedSettings, CellResult] = {}
+    fastest: dict[Settings, CellResult] = {}
     for cell, settings in zip(cells, shared, strict=True):
         if cell.synchronous and settings is not None and cell.tokens_per_second is not None:
             known = fastest.get(settings, cell).tokens_per_second
@@ -76,16 +74,12 @@ def _with_fastest(cells: Sequence[CellResult], ignored: Sequence[str]) -> list[C
     ]
 
 
-def _settings_without(cell: CellResult, *prefixes: str) -> ComparedSettings | None:
+def _settings_without(cell: CellResult, *prefixes: str) -> Settings | None:
     """The cell's settings without the seed, the site and keys with these prefixes; None if unknown."""
     if cell.config is None:
         return None
     left_out = (*prefixes, "seed", "site.")
-    return frozenset(
-        (key, repr(value))
-        for key, value in cell.config.items()
-        if key == "schedule.microbatches" or not key.startswith(left_out)
-    )
+    return cell.settings(lambda key: key == "schedule.microbatches" or not key.startswith(left_out))
 
 
 def _baseline(cell: CellResult, matched: Sequence[CellResult]) -> CellResult | None:
@@ -97,12 +91,10 @@ def _baseline(cell: CellResult, matched: Sequence[CellResult]) -> CellResult | N
     return preferred
 
 
-def _without_counterpart(
-    cells: Sequence[CellResult], compared: Sequence[ComparedSettings | None]
-) -> list[str]:
+def _without_counterpart(cells: Sequence[CellResult], compared: Sequence[Settings | None]) -> list[str]:
     """Remarks on delayed cells without a counterpart, with the keys in which the nearest one differs."""
     known = [(cell, name, s) for cell, name, s in zip(cells, arm_names(cells), compared, strict=True) if s]
-    lengths: dict[ComparedSettings | None, set[object]] = {}
+    lengths: dict[Settings | None, set[object]] = {}
     for cell, _, _ in known:
         lengths.setdefault(_settings_without(cell, *LENGTH), set()).add(cell.value("train.steps"))
     # An arm of several lengths is compared by its verdict.

@@ -8,7 +8,7 @@ second: its time is k / r of the synchronous time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
@@ -21,6 +21,7 @@ from asyncpp_cli.report.analysis.conditions import busy_text
 from asyncpp_cli.report.analysis.counterparts import CORRECTION, LENGTH
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, paired, pairs, t_quantile
 from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, StepsRatio, steps_ratio, time_interval
+from asyncpp_cli.report.load.run import grouped
 from asyncpp_cli.runs.experiment_folder import whole_template
 from stages.update.lr_schedule import SCHEDULES
 
@@ -213,10 +214,10 @@ def verdicts(cells: Sequence[CellResult]) -> list[Verdict]:
     differ in `train.steps` (and the intervals of evaluations and checkpoints) alone.
     """
     found = []
-    for group in _grouped([cell for cell in cells if cell.config], _comparable):
-        arms = _grouped([cell for cell in group if cell.synchronous], _synchronous_arm)
+    for group in grouped([cell for cell in cells if cell.config], _comparable):
+        arms = grouped([cell for cell in group if cell.synchronous], _synchronous_arm)
         synchronous = [arm for arm in arms if any(cell.losses for cell in arm)]
-        delayed = _grouped([cell for cell in group if not cell.synchronous], _delayed_arm)
+        delayed = grouped([cell for cell in group if not cell.synchronous], _delayed_arm)
         delayed = [arm for arm in delayed if any(cell.losses for cell in arm)]
         batches = {_batch(arm[0]) for arm in delayed}
         for arm in delayed:
@@ -248,18 +249,11 @@ def verdict_lines(cells: Sequence[CellResult]) -> tuple[list[str], list[str]]:
     return [], [verdict.sentence for verdict in (several or found[:1])[:_MOST_SENTENCES]]
 
 
-def _grouped(cells: Iterable[CellResult], key_of: Callable[[CellResult], Hashable]) -> list[list[CellResult]]:
-    groups: dict[Hashable, list[CellResult]] = {}
-    for cell in cells:
-        groups.setdefault(key_of(cell), []).append(cell)
-    return list(groups.values())
-
-
 def _comparable(cell: CellResult) -> Hashable:
     """Model, data and number of ranks."""
     continued = ("continues",) * _is_branch(cell)
     left_out = ("seed", "site.", "optimizer.", *LENGTH, *_LAYOUT, *CORRECTION, *continued)
-    return (cell.runs[0].ranks, _settings(cell, lambda key: not key.startswith(left_out)))
+    return (cell.runs[0].ranks, cell.settings(lambda key: not key.startswith(left_out)))
 
 
 def _is_branch(cell: CellResult) -> bool:
@@ -279,7 +273,7 @@ def _batch(cell: CellResult) -> int:
 
 def _optimizer(cell: CellResult) -> Hashable:
     chosen = {SHORTHANDS.get(key, key) for key in cell.chosen}
-    return _settings(cell, lambda key: key.startswith("optimizer.") and key not in chosen)
+    return cell.settings(lambda key: key.startswith("optimizer.") and key not in chosen)
 
 
 def _synchronous_arm(cell: CellResult) -> Hashable:
@@ -288,11 +282,7 @@ def _synchronous_arm(cell: CellResult) -> Hashable:
 
 def _delayed_arm(cell: CellResult) -> Hashable:
     own = (*_LAYOUT, *CORRECTION)
-    return (_optimizer(cell), _settings(cell, lambda key: key.startswith(own)))
-
-
-def _settings(cell: CellResult, included: Callable[[str], bool]) -> Hashable:
-    return frozenset((key, repr(value)) for key, value in (cell.config or {}).items() if included(key))
+    return (_optimizer(cell), cell.settings(lambda key: key.startswith(own)))
 
 
 def _best(arms: Sequence[Sequence[CellResult]]) -> Sequence[CellResult]:
@@ -429,8 +419,7 @@ def _rounding(cell: CellResult) -> float:
 
 def _without_speed(cells: Iterable[CellResult]) -> str:
     replayed = any(run.measurement.replayed for cell in cells for run in cell.completed)
-    why = "replayed runs have no throughput" if replayed else "no throughput was measured"
-    return f"{why}"
+    return "replayed runs have no throughput" if replayed else "no throughput was measured"
 
 
 def _fastest(arm: Sequence[CellResult]) -> CellResult | None:

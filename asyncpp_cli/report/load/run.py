@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.load.measure import Measurement
@@ -15,6 +15,25 @@ from asyncpp_cli.runs.run_folder import Lineage
 
 if TYPE_CHECKING:
     import polars as pl
+
+Settings = frozenset[tuple[str, str]]
+"""Keys with their values, to compare."""
+
+_Item = TypeVar("_Item")
+
+
+def settings_of(values: Mapping[str, Any], included: Callable[[str], bool]) -> Settings:
+    """The values of the keys that are included."""
+    return frozenset((key, repr(value)) for key, value in values.items() if included(key))
+
+
+def grouped(items: Iterable[_Item], key_of: Callable[[_Item], Hashable]) -> list[list[_Item]]:
+    """Items with the same key in one list, in the order of the first of each."""
+    groups: dict[Hashable, list[_Item]] = {}
+    for item in items:
+        groups.setdefault(key_of(item), []).append(item)
+    return list(groups.values())
+
 
 STATES_BY_WEIGHT = (
     "failed",
