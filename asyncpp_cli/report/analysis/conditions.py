@@ -56,10 +56,7 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
     known["steps"] = conditions(trained)["steps"]
 
     def values(name: str) -> str:
-        texts = [_readable(value) for value in known[name]]
-        if len(texts) > _MOST_VALUES:
-            texts = [*texts[:_MOST_VALUES], f"{len(texts) - _MOST_VALUES} others"]
-        return " or ".join(texts) or "?"
+        return " or ".join(_first([_readable(value) for value in known[name]])) or "?"
 
     replicas = (
         f" x {values('data_parallel')} data-parallel" if known["data_parallel"] not in ([], [1]) else ""
@@ -119,10 +116,13 @@ def _source_lines(cells: Sequence[CellResult]) -> list[str]:
         ]
         if shares:
             mixtures[", ".join(shares)] = None
-    texts = list(mixtures)
-    if len(texts) > _MOST_VALUES:
-        texts = [*texts[:_MOST_VALUES], f"{len(texts) - _MOST_VALUES} others"]
-    return [f"Shares of the sources in sequences: {'; or '.join(texts)}"] if texts else []
+    return [f"Shares of the sources in sequences: {'; or '.join(_first(list(mixtures)))}"] if mixtures else []
+
+
+def _first(texts: Sequence[str]) -> list[str]:
+    """The first of them, and the number of the others."""
+    others = len(texts) - _MOST_VALUES
+    return [*texts[:_MOST_VALUES], *([f"{others} others"] if others > 0 else [])]
 
 
 def _evaluation_lines(cells: Sequence[CellResult]) -> list[str]:
@@ -135,10 +135,10 @@ def _evaluation_lines(cells: Sequence[CellResult]) -> list[str]:
     of_means = [
         each.std / each.n**0.5 for each in spreads if each.std is not None and math.isfinite(each.std)
     ]
-    over_seeds = f"; over seeds, of a mean: {_range(of_means)}" if of_means else ""
+    over_seeds = f"; over seeds, of a mean: {span(of_means, '{:.2g}')}" if of_means else ""
     lines = [
-        f"Standard error of a validation loss, from an evaluation's micro-batches: {_range(errors)} nats per "
-        f"token{over_seeds}; gaps are more certain than losses, because all runs read the same text"
+        f"Standard error of a validation loss, from an evaluation's micro-batches: {span(errors, '{:.2g}')} "
+        f"nats per token{over_seeds}; gaps are more certain than losses, because all runs read the same text"
     ]
     read: dict[str, None] = {}
     for start in (run.measurement.start or {} for cell in cells for run in cell.runs):
@@ -147,8 +147,9 @@ def _evaluation_lines(cells: Sequence[CellResult]) -> list[str]:
     return [*lines, f"Read in an evaluation: {', '.join(read)}"] if read else lines
 
 
-def _range(values: Sequence[float]) -> str:
-    least, most = f"{min(values):.2g}", f"{max(values):.2g}"
+def span(values: Sequence[float], form: str) -> str:
+    """The least and the largest value; one of them if they look the same."""
+    least, most = form.format(min(values)), form.format(max(values))
     return least if least == most else f"{least} to {most}"
 
 
@@ -178,8 +179,7 @@ def _compiled_lines(runs: Sequence[RunResult]) -> list[str]:
     seconds = [m.first_step_seconds for m in compiled if m.first_step_seconds is not None]
     if not seconds:
         return [f"{which}."]
-    least, most = f"{min(seconds):.3g}", f"{max(seconds):.3g}"
-    took = least if least == most else f"{least} to {most}"
+    took = span(seconds, "{:.3g}")
     return [f"{which}: the first step took {took} s, which throughput leaves out."]
 
 

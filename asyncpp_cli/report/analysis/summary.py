@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from asyncpp_cli.base.console import command
 from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult, arm_names, value_text
-from asyncpp_cli.report.analysis.conditions import busy_text
+from asyncpp_cli.report.analysis.conditions import busy_text, span
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE
 
 TOKENS_PER_PARAMETER = 20
@@ -185,7 +185,7 @@ def _speed_sentences(delayed: Sequence[CellResult]) -> list[str]:
             continue
         fastest = cells[0].fastest
         assert fastest is not None
-        ratios = _range(
+        ratios = span(
             [cell.throughput_ratio for cell in cells if cell.throughput_ratio is not None], "{:.2f}"
         )
         intervals = [cell.throughput_interval for cell in cells if cell.throughput_interval is not None]
@@ -206,14 +206,13 @@ def _speed_sentences(delayed: Sequence[CellResult]) -> list[str]:
         own = [cell.bubble.mean for cell in cells if cell.bubble is not None]
         base = [cell.fastest.bubble.mean for cell in cells if cell.fastest and cell.fastest.bubble]
         if own and base:
-            sentence += (
-                f"; its ranks wait {_range(own, '{:.0%}')} of the time instead of {_range(base, '{:.0%}')}"
-            )
+            waits, base_waits = span(own, "{:.0%}"), span(base, "{:.0%}")
+            sentence += f"; its ranks wait {waits} of the time instead of {base_waits}"
         if busy := busy_text([*cells, *(cell.fastest for cell in cells if cell.fastest is not None)]):
             sentence += f". {busy}"
         sentences.append(f"{sentence}.")
         if too_fast := [cell for cell in cells if cell.is_too_fast]:
-            bounds = _range([cell.throughput_bound or 0.0 for cell in too_fast], "{:.2f}")
+            bounds = span([cell.throughput_bound or 0.0 for cell in too_fast], "{:.2f}")
             sentences.append(
                 f"Too fast: without a bubble {schedule} can be at most {bounds} times as fast as "
                 f"{fastest.schedule}, by the simulator with equal stages and messages that take no time. "
@@ -248,18 +247,13 @@ def _slowest_sentences(cells: Sequence[CellResult]) -> list[str]:
     return sentences
 
 
-def _range(values: Sequence[float], form: str) -> str:
-    low, high = form.format(min(values)), form.format(max(values))
-    return low if low == high else f"{low} to {high}"
-
-
 def _target_sentences(delayed: Sequence[CellResult]) -> list[str]:
     ratios = [cell.time_to_target_ratio for cell in delayed if cell.time_to_target_ratio is not None]
     target = delayed[0].target
     if not ratios or target is None:
         return []
     return [
-        f"Time: to a validation loss of {target:g} the delayed cells train {_range(ratios, '{:.2f}')} times "
+        f"Time: to a validation loss of {target:g} the delayed cells train {span(ratios, '{:.2f}')} times "
         "as fast as the synchronous ones."
     ]
 
@@ -271,7 +265,7 @@ def _more_updates(delayed: Sequence[CellResult]) -> list[str]:
         ratios = {cell.update_ratio for cell in delayed if cell.schedule == schedule and cell.gap is not None}
         if other := sorted(ratio for ratio in ratios if ratio not in (None, 1.0)):
             sentences.append(
-                f"Not like with like: on the same tokens {schedule} makes {_range(other, '{:g}')} times the "
+                f"Not like with like: on the same tokens {schedule} makes {span(other, '{:g}')} times the "
                 "updates of its synchronous counterpart, and its gap includes their effect."
             )
     return sentences
@@ -287,10 +281,7 @@ def _diverged(cells: Sequence[CellResult]) -> list[str]:
     ]
     if not found:
         return []
-    more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
-    return [
-        f"Diverged: {'; '.join(found[:MAX_NAMED])}{more}. Losses and gaps there are those of the other seeds."
-    ]
+    return [f"Diverged: {_first(found)}. Losses and gaps there are those of the other seeds."]
 
 
 def _unpaired(cells: Sequence[CellResult], delayed: Sequence[CellResult]) -> list[str]:
@@ -304,8 +295,13 @@ def _unpaired(cells: Sequence[CellResult], delayed: Sequence[CellResult]) -> lis
     ]
     if not left_out:
         return []
-    more = f"; and {len(left_out) - MAX_NAMED} more" if len(left_out) > MAX_NAMED else ""
-    return [f"Gaps are over the seeds of both arms: {'; '.join(left_out[:MAX_NAMED])}{more}."]
+    return [f"Gaps are over the seeds of both arms: {_first(left_out)}."]
+
+
+def _first(texts: Sequence[str]) -> str:
+    """The first of them, and the number of the others."""
+    more = f"; and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""
+    return f"{'; '.join(texts[:MAX_NAMED])}{more}"
 
 
 def _certainty(cells: Sequence[CellResult], delayed: Sequence[CellResult]) -> list[str]:
@@ -323,9 +319,7 @@ def _certainty(cells: Sequence[CellResult], delayed: Sequence[CellResult]) -> li
     ]
     if not unclear:
         return [meaning]
-    named = "; ".join(unclear[:MAX_NAMED])
-    more = f"; and {len(unclear) - MAX_NAMED} more" if len(unclear) > MAX_NAMED else ""
-    return [meaning, f"Not distinguishable from zero: {named}{more}."]
+    return [meaning, f"Not distinguishable from zero: {_first(unclear)}."]
 
 
 def _caveats(delayed: Sequence[CellResult]) -> list[str]:
