@@ -42,29 +42,17 @@ class MeasuredTimeline:
         versions at first.
         """
         recorded = {_key(action) for actions in self.actions for action in actions}
-        kept = [
-            [index for index, action in enumerate(actions) if _key(action) in recorded]
-            for actions in timeline.program.actions
+        by_rank = [
+            [timed for timed in zip(*of_rank, strict=True) if _key(timed[0]) in recorded]
+            for of_rank in zip(timeline.program.actions, timeline.starts, timeline.ends, strict=True)
         ]
-        kept_starts = [
-            starts[index]
-            for starts, kept_here in zip(timeline.starts, kept, strict=True)
-            for index in kept_here
-        ]
-        begin = min(kept_starts, default=0.0)
-
-        def shifted(times: Sequence[array[float]]) -> tuple[array[float], ...]:
-            return tuple(
-                array("d", (times_here[index] - begin for index in kept_here))
-                for times_here, kept_here in zip(times, kept, strict=True)
-            )
-
-        actions = tuple(
-            tuple(actions_here[index] for index in kept_here)
-            for actions_here, kept_here in zip(timeline.program.actions, kept, strict=True)
+        begin = min((start for kept in by_rank for _, start, _ in kept), default=0.0)
+        actions = tuple(tuple(action for action, _, _ in kept) for kept in by_rank)
+        return Timeline(
+            program=replace(timeline.program, actions=actions),
+            starts=tuple(array("d", (start - begin for _, start, _ in kept)) for kept in by_rank),
+            ends=tuple(array("d", (end - begin for _, _, end in kept)) for kept in by_rank),
         )
-        program = replace(timeline.program, actions=actions)
-        return Timeline(program=program, starts=shifted(timeline.starts), ends=shifted(timeline.ends))
 
 
 def read_measured_timeline(run: Run) -> MeasuredTimeline | None:
