@@ -236,7 +236,7 @@ class Experiment:
         from asyncpp_cli.report.load.experiments import load_selection
 
         path = other.folder if isinstance(other, Experiment) else Path(other)
-        return difference(load_selection(self.folder).runs, load_selection(path).runs)
+        return difference(load_selection(self.folder), load_selection(path))
 
     def _read(self) -> ExperimentFolder:
         # Imported on first use, as everything that takes long.
@@ -254,9 +254,10 @@ class Experiment:
         from asyncpp_cli.base.errors import need_polars
 
         need_polars()
-        from asyncpp_cli.report.build import report_of
+        from asyncpp_cli.report.build import build_report
+        from asyncpp_cli.report.formats.options import ReportOptions
 
-        return report_of([self._read()], keep_steps=keep_steps)
+        return build_report([self._read()], ReportOptions(), keep_steps=keep_steps)
 
     def _repr_html_(self) -> str:
         from asyncpp_cli.report.formats.page import html_table

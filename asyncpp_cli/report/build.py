@@ -20,7 +20,9 @@ from asyncpp_cli.report.load.experiments import load
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.report.tables.pivot import keys_of
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
-from asyncpp_cli.tune.result import Tuning, tuning_of
+from asyncpp_cli.tune.plan import read_plan
+from asyncpp_cli.tune.result import Tuning
+from asyncpp_cli.tune.standing import standings
 
 
 def write_report(folders: Sequence[Path], options: ReportOptions) -> None:
@@ -34,15 +36,14 @@ def write_report(folders: Sequence[Path], options: ReportOptions) -> None:
     _write(options, report)
 
 
-def report_of(experiments: Sequence[Experiment], *, keep_steps: bool) -> Report:
-    """The report of these experiments without further options."""
-    return build_report(experiments, ReportOptions(), keep_steps=keep_steps)
-
-
 def build_report(experiments: Sequence[Experiment], options: ReportOptions, *, keep_steps: bool) -> Report:
     """The report of these experiments."""
     rows, cols = keys_of(options.rows, option="--rows"), keys_of(options.cols, option="--cols")
-    tunings = [tuning for each in experiments if (tuning := tuning_of(each)) is not None]
+    tunings = [
+        Tuning(plan=plan, arms=standings(each, plan, scheduler=None))
+        for each in experiments
+        if (plan := read_plan(each.folder)) is not None
+    ]
     runs, remarks = load(experiments, keep_steps=keep_steps)
     behind = _left_behind(tunings)
     runs = [run for run in runs if run.id not in behind]

@@ -112,9 +112,7 @@ def _nearest(key: str) -> str | None:
         names = {known.partition(".")[2]: known for known in KEYS if known.startswith(f"{section}.")}
         if matches := difflib.get_close_matches(name, names, n=1, cutoff=_SIMILARITY):
             return names[matches[0]]
-        same_name = [known for known in KEYS if known.rpartition(".")[2] == name]
-        return same_name[0] if len(same_name) == 1 else None
-    if matches := difflib.get_close_matches(section or name, [*SECTIONS, "seed"], n=1, cutoff=_SIMILARITY):
+    elif matches := difflib.get_close_matches(section or name, [*SECTIONS, "seed"], n=1, cutoff=_SIMILARITY):
         corrected = f"{matches[0]}.{name}" if section else matches[0]
         return corrected if corrected in KEYS or corrected in SECTIONS else matches[0]
     same_name = [known for known in KEYS if known.rpartition(".")[2] == name]

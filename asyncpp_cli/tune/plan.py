@@ -210,6 +210,18 @@ def write_plan(experiment: Experiment, plan: Plan) -> None:
     write_json(experiment.folder / PLAN_FILE, {"format": FORMAT} | asdict(plan))
 
 
+def plan_in(folder: Path) -> Plan:
+    """The plan in an experiment's folder.
+
+    Raises:
+        UserError: it is not tuned, or the plan cannot be read.
+    """
+    plan = read_plan(folder)
+    if plan is None:
+        raise UserError(f"{folder} is not tuned: it has no {PLAN_FILE}")
+    return plan
+
+
 def read_plan(folder: Path) -> Plan | None:
     """The plan in an experiment's folder; None if it is not tuned.
 

@@ -106,7 +106,7 @@ def go_on(folder: Path, options: LaunchOptions, *, promoting: bool = False) -> i
     """
     from asyncpp_cli.runs.experiment_folder import open_experiment
     from asyncpp_cli.sites.profile import LOCAL, find_site
-    from asyncpp_cli.tune.plan import expected_steps
+    from asyncpp_cli.tune.plan import expected_steps, plan_in
 
     experiment, plan = open_experiment(folder), plan_in(folder)
     profile = find_site(options.site)
@@ -117,20 +117,6 @@ def go_on(folder: Path, options: LaunchOptions, *, promoting: bool = False) -> i
             raise UserError(f"--retries is for clusters, and {options.site} is this machine")
         return _locally(experiment, plan, options)
     return _on_cluster(experiment, plan, profile, options, promoting=promoting)
-
-
-def plan_in(folder: Path) -> Plan:
-    """The plan in an experiment's folder.
-
-    Raises:
-        UserError: it is not tuned.
-    """
-    from asyncpp_cli.tune.plan import PLAN_FILE, read_plan
-
-    plan = read_plan(folder)
-    if plan is None:
-        raise UserError(f"{folder} is not tuned: it has no {PLAN_FILE}")
-    return plan
 
 
 def _on_cluster(

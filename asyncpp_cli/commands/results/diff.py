@@ -42,18 +42,18 @@ def diff(
     from asyncpp_cli.report.load.experiments import load_selection
 
     a, b = load_selection(first), load_selection(second)
-    compared = difference(a.runs, b.runs)
-    for run in (*a.runs, *b.runs):
+    compared = difference(a, b)
+    for run in (*a, *b):
         if run.state == "damaged":
             say(f"{run.id} is damaged and left out of the means: {run.reason}", one_line=True)
     if as_json:
         sides = {
-            side: {"name": selection.name, "runs": [run.id for run in selection.runs]}
-            for side, selection in (("a", a), ("b", b))
+            side: {"name": str(path), "runs": [run.id for run in runs]}
+            for side, path, runs in (("a", first, a), ("b", second, b))
         }
         print(json.dumps(sides | compared, indent=1, default=str))
         return
-    tell(f"A: {a.name} (runs: {len(a.runs)})\nB: {b.name} (runs: {len(b.runs)})\n")
+    tell(f"A: {first} (runs: {len(a)})\nB: {second} (runs: {len(b)})\n")
     _show(compared["settings"], title="Settings that differ")
     _show(compared["conditions"], title="Versions, machine and data that differ")
     losses = {row["cell"]: row for row in compared["losses"]}

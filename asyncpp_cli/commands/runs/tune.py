@@ -170,17 +170,17 @@ def _show_result(folder: Path, *, as_json: bool) -> None:
     from asyncpp_cli.base.tables import Fit
     from asyncpp_cli.runs.experiment_folder import open_experiment
     from asyncpp_cli.slurm.run_status import SlurmQueue
-    from asyncpp_cli.tune.result import records, sentences, table
+    from asyncpp_cli.tune.plan import plan_in
+    from asyncpp_cli.tune.result import Tuning
     from asyncpp_cli.tune.standing import standings
-    from asyncpp_cli.tune.tuning import plan_in
 
     experiment, plan = open_experiment(folder), plan_in(folder)
-    arms = standings(experiment, plan, scheduler=SlurmQueue(experiment))
+    tuning = Tuning(plan=plan, arms=standings(experiment, plan, scheduler=SlurmQueue(experiment)))
     if as_json:
-        print(json.dumps(records(plan, arms), indent=1))
+        print(json.dumps(tuning.records, indent=1))
         return
-    columns, rows = table(plan, arms)
+    columns, rows = tuning.table
     fit = Fit(fold=["state"], hide=["steps of the grid's"])
-    show_table(columns, rows, title=f"{experiment.name}: {len(arms)} arms", fit=fit)
-    for line in sentences(plan, arms):
+    show_table(columns, rows, title=f"{experiment.name}: {len(tuning.arms)} arms", fit=fit)
+    for line in tuning.remarks:
         say(line)

@@ -22,7 +22,6 @@ from asyncpp_cli.report.formats.options import ReportOptions
 from asyncpp_cli.report.formats.page_data import page_data
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.document import Report, table_of_cells
-from asyncpp_cli.tune.result import table
 
 MOST_TIMELINES = 8
 
@@ -137,7 +136,7 @@ def _tunings(report: Report, tuned: Mapping[str, Chart]) -> str:
     """A table of the arms of every tuning, and a chart for each tuned key."""
     parts = []
     for tuning in report.tunings:
-        columns, rows = table(tuning.plan, tuning.arms)
+        columns, rows = tuning.table
         head = "".join(f"<th>{escaped(column)}</th>" for column in columns)
         body = "".join(f"<tr>{''.join(f'<td>{escaped(text)}</td>' for text in row)}</tr>" for row in rows)
         parts.append(

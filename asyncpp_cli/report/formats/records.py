@@ -19,7 +19,6 @@ from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.columns import records, value_columns
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.report.tables.pivot import pivot_rows
-from asyncpp_cli.tune.result import records as tuning_records
 
 _FORMULA_STARTS = ("=", "+", "-", "@")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
@@ -38,7 +37,7 @@ def to_json(report: Report, _options: object = None) -> str:
     arms = {
         run: record
         for tuning in tunings
-        for each, record in zip(tuning.arms, tuning_records(tuning.plan, tuning.arms), strict=True)
+        for each, record in zip(tuning.arms, tuning.records, strict=True)
         for run in each.leading.candidate.runs
     }
     for record in listed if tunings else []:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -105,13 +105,7 @@ def _load(cell: Cell, run: Run, queue: SlurmQueue, *, configs: Lock, keep_steps:
         lineage=lineage,
         problems=_problems(run, metrics, status),
     )
-    mfu = utilisation(
-        run_config,
-        start=measurement.start,
-        tokens_per_second=measurement.tokens_per_second,
-        ranks=loaded.ranks,
-    )
-    return replace(loaded, utilisation=mfu)
+    return replace(loaded, utilisation=_utilisation(run_config, loaded))
 
 
 def _once_each(loaded: Sequence[RunResult]) -> tuple[list[RunResult], list[str]]:
@@ -155,16 +149,7 @@ def _problems(run: Run, metrics: Metrics, status: Status) -> tuple[str, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """Loaded runs of one experiment."""
-
-    name: str
-    """The path that names them."""
-    runs: Sequence[RunResult]
-
-
-def load_selection(path: Path) -> Selection:
+def load_selection(path: Path) -> list[RunResult]:
     """The runs that a path names.
 
     Args:
@@ -174,31 +159,19 @@ def load_selection(path: Path) -> Selection:
         UserError: it names none of these.
     """
     experiment, cells = runs_at(path)
-    runs, _ = load([replace(experiment, cells=cells)], keep_steps=False)
-    return Selection(name=str(path), runs=runs)
+    return load([replace(experiment, cells=cells)], keep_steps=False)[0]
 
 
 _TERA = 1e12
 
 
-def utilisation(
-    config: RunConfig,
-    *,
-    start: Mapping[str, Any] | None,
-    tokens_per_second: float | None,
-    ranks: int | None,
-) -> float | None:
+def _utilisation(config: RunConfig, run: RunResult) -> float | None:
     """MFU in 0..1, with one device per rank; None where the throughput, the device's peak or the model's
     arithmetic is unknown.
 
     `site.peak_tflops` of the configuration goes before the table.
-
-    Args:
-        config: of the run.
-        start: its `start` row.
-        tokens_per_second: in steady state, of all ranks together.
-        ranks: of the run.
     """
+    start, tokens_per_second, ranks = run.measurement.start, run.measurement.tokens_per_second, run.ranks
     if start is None or tokens_per_second is None or not ranks:
         return None
     if config.model.factory is not None or config.model.family not in FAMILIES:
