@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from asyncpp_cli.launch.common.options import LaunchOptions
 from asyncpp_cli.launch.start import INTERRUPTED_CODE, launch_experiment
 from asyncpp_cli.planner.sweeping import sweep_template
-from asyncpp_cli.slurm.status_records import status_records
+from asyncpp_cli.slurm.run_status import status_records
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -13,8 +13,8 @@ import schedules
 from asyncpp_cli.base.atomic_files import new_folder, write_record, write_text
 from asyncpp_cli.base.console import command
 from asyncpp_cli.base.errors import DamagedError, UserError
-from asyncpp_cli.experiment.code_copies import CodeCopies
 from asyncpp_cli.experiment.matrix import axis_value, run_id
+from asyncpp_cli.experiment.own_code import CodeCopies
 from asyncpp_cli.experiment.run_data import config_to_train, owners_of
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.config_file import config_text

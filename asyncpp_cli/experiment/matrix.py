@@ -19,8 +19,8 @@ from msgspec import structs
 import schedules
 from asyncpp_cli.base.console import refuse_all, say
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.experiment.confirmed_code import NOTHING, Confirmed, check_confirmed
 from asyncpp_cli.experiment.interpolation import is_interpolated, resolve
+from asyncpp_cli.experiment.own_code import NOTHING, Confirmed, check_confirmed
 from asyncpp_cli.experiment.shipped import MODEL_SHAPE, recommended_settings, template_names
 from asyncpp_cli.experiment.speed_runs import loss_givers
 from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, settings_of

@@ -18,10 +18,14 @@ from msgspec import structs
 from asyncpp_cli.base.atomic_files import real_folder, temporary_folder, write_bytes, write_text
 from asyncpp_cli.base.console import quoted, say
 from asyncpp_cli.base.errors import DamagedError, UserError, doing
-from asyncpp_cli.experiment.code_copies import CodeCopies
-from asyncpp_cli.experiment.existing_cells import check_same_data, record_locations, with_existing_ids
+from asyncpp_cli.experiment.existing_cells import (
+    check_same_data,
+    record_locations,
+    why_new,
+    with_existing_ids,
+)
 from asyncpp_cli.experiment.matrix import ResolvedCell
-from asyncpp_cli.experiment.new_ids import why_new
+from asyncpp_cli.experiment.own_code import CodeCopies
 from asyncpp_cli.experiment.template import Template, text_of
 from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.experiment_folder import EXPERIMENT_FILE, Experiment, open_experiment, write_experiment

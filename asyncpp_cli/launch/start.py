@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from asyncpp_cli.base.console import agreed, command, say
 from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.launch.cancel import Cancellations
+from asyncpp_cli.launch.cluster import follow, show_scripts, submit_missing
 from asyncpp_cli.launch.common.options import LaunchOptions, Pauses, flags
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from pathlib import Path
-
-    from asyncpp_cli.runs.experiment_folder import Experiment
-    from asyncpp_cli.runs.run_folder import Run
-    from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.launch.dry_run import dry_run
+from asyncpp_cli.launch.local_machine import Interrupted, Launcher, tasks_of
+from asyncpp_cli.launch.progress import shown_progress
+from asyncpp_cli.launch.submission.end_message import claim_end, tell_end
+from asyncpp_cli.launch.submission.sbatch import check_folder_name
+from asyncpp_cli.runs.attempts.repair import damage, repair_run, restoring
+from asyncpp_cli.runs.attempts.settle import current_status
+from asyncpp_cli.runs.experiment_folder import Experiment, config_problem
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import Cause, State, is_done
+from asyncpp_cli.sites.profile import LOCAL, Site, find_site
+from asyncpp_cli.sites.resources import this_machine
+from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
 
 INTERRUPTED_CODE = 130
 
@@ -25,10 +34,6 @@ def launch_experiment(experiment: Experiment, options: LaunchOptions) -> int:
     Raises:
         UserError: a run, the site or an option is not accepted; nothing was started.
     """
-    from asyncpp_cli.base.console import say
-    from asyncpp_cli.launch.submission.end_message import claim_end, tell_end
-    from asyncpp_cli.sites.profile import LOCAL, find_site
-
     profile = find_site(options.site)
     if options.until is not None:
         options = replace(options, pauses={cell.id: options.until for cell in experiment.cells})
@@ -41,8 +46,6 @@ def launch_experiment(experiment: Experiment, options: LaunchOptions) -> int:
         raise UserError(f"--wait and --retries are for clusters, and {options.site} is this machine")
     if options.dry_run:
         if not local:
-            from asyncpp_cli.launch.cluster import show_scripts
-
             show_scripts(experiment, profile, options)
         return _rehearse(experiment, options)
     if local:
@@ -59,12 +62,6 @@ def launch_experiment(experiment: Experiment, options: LaunchOptions) -> int:
 
 def _next(experiment: Experiment, options: LaunchOptions, *, complete: bool) -> str:
     """What to do after a launch."""
-    from asyncpp_cli.base.console import command
-    from asyncpp_cli.runs.attempts.repair import restoring
-    from asyncpp_cli.runs.attempts.settle import current_status
-    from asyncpp_cli.runs.experiment_folder import config_problem
-    from asyncpp_cli.runs.status import State
-
     folder = experiment.folder
     if not complete:
         words = flags(options) + _at_site(options)
@@ -92,12 +89,9 @@ def confirmed(
     Raises:
         UserError: it is not, and there is no terminal to ask on.
     """
-    from asyncpp_cli.base.console import agreed
-
     if site.confirm_hours is None:
         return True
-    from asyncpp_cli.base.console import say
-    from asyncpp_cli.launch.expected_cost import cost_line, expected_cost, question
+    from asyncpp_cli.launch.expected import cost_line, expected_cost, question
 
     cost = expected_cost(experiment, site, pauses, only=only)
     asked = question(cost, site)
@@ -107,11 +101,7 @@ def confirmed(
 
 
 def _rehearse(experiment: Experiment, options: LaunchOptions) -> int:
-    from asyncpp_cli.base.console import command, say
-    from asyncpp_cli.launch.dry_run import dry_run
-    from asyncpp_cli.launch.expected_time import expected_line
-    from asyncpp_cli.launch.local_machine import Interrupted
-    from asyncpp_cli.sites.profile import LOCAL
+    from asyncpp_cli.launch.expected import expected_line
 
     only = options.only
     words = flags(options) + _at_site(options)
@@ -136,11 +126,6 @@ def launch_on_cluster(experiment: Experiment, site: Site, options: LaunchOptions
     Raises:
         UserError: a run or the profile is invalid, or SLURM refuses; nothing is queued.
     """
-    from asyncpp_cli.base.console import command, say
-    from asyncpp_cli.launch.cancel import Cancellations
-    from asyncpp_cli.launch.cluster import follow, submit_missing
-    from asyncpp_cli.launch.submission.sbatch import check_folder_name
-
     check_folder_name(experiment.folder)
     cancelled = Cancellations(experiment)
     left = submit_missing(experiment, site, options, only=options.only, cancelled=cancelled)
@@ -165,16 +150,7 @@ def launch_locally(experiment: Experiment, options: LaunchOptions, *, told: bool
     Raises:
         UserError: a run needs more than this machine has.
     """
-    from asyncpp_cli.base.console import command, say
-    from asyncpp_cli.launch.cancel import Cancellations
-    from asyncpp_cli.launch.expected_time import expected_seconds
-    from asyncpp_cli.launch.local_machine import Interrupted, Launcher, tasks_of
-    from asyncpp_cli.launch.progress import shown_progress
-    from asyncpp_cli.runs.attempts.repair import damage, restoring
-    from asyncpp_cli.runs.attempts.settle import current_status
-    from asyncpp_cli.runs.status import Cause, State, is_done
-    from asyncpp_cli.sites.resources import this_machine
-    from asyncpp_cli.slurm.run_status import SlurmQueue
+    from asyncpp_cli.launch.expected import expected_seconds
 
     only, pauses = options.only, options.pauses
     cancelled = Cancellations(experiment)
@@ -235,17 +211,12 @@ def launch_locally(experiment: Experiment, options: LaunchOptions, *, told: bool
 
 
 def _at_site(options: LaunchOptions) -> list[str]:
-    from asyncpp_cli.sites.profile import LOCAL
 
     return [] if options.site == LOCAL else ["--site", options.site]
 
 
 def resume_command(runs: Sequence[Run], folder: Path, options: LaunchOptions) -> str:
     """The command that resumes what this one has not completed."""
-    from asyncpp_cli.base.console import command
-    from asyncpp_cli.runs.attempts.settle import current_status
-    from asyncpp_cli.runs.status import State
-
     words = flags(options) + _at_site(options)
     if options.pauses and options.until is None:
         return command("tune", folder, *words)
@@ -254,3 +225,77 @@ def resume_command(runs: Sequence[Run], folder: Path, options: LaunchOptions) ->
     names = () if options.only is None else left
     until = [] if options.until is None else ["--until", str(options.until)]
     return command("launch", folder, *names, *words, *until)
+
+
+def chosen_by_site(
+    experiment: Experiment, runs: Sequence[Run], *, failed: bool, timeout: bool, oom: bool, site: str | None
+) -> dict[str, list[str] | None]:
+    """Ids of the runs to start, by site; says which named runs have nothing to start. Repairs damaged ones.
+
+    Args:
+        experiment: the experiment.
+        runs: runs to choose whatever ended them.
+        failed: choose runs that failed or are damaged.
+        timeout: choose runs that a time limit ended.
+        oom: choose runs that ran out of memory.
+        site: where to start all of them; None: where each was submitted last, or here.
+    """
+    named = {run.id for run in runs}
+    chosen = runs_to_retry(experiment, named=named, failed=failed, timeout=timeout, oom=oom)
+    kinds = {"failed": failed, "reached a time limit": timeout, "ran out of memory": oom}
+    if not chosen and (wanted := " or ".join(kind for kind, is_wanted in kinds.items() if is_wanted)):
+        say(f"None of the {len(experiment.runs)} runs {wanted}: {command('status', experiment.folder)}")
+    by_site: dict[str, list[str] | None] = {}
+    for run_id, submitted_to in chosen.items():
+        try:
+            if done := repair_run(experiment.run(run_id)):
+                say(done)
+        except UserError as error:
+            say(f"left out: {error}")
+            continue
+        name = site or submitted_to or LOCAL
+        by_site[name] = [*(by_site.get(name) or ()), run_id]
+    return by_site
+
+
+def runs_to_retry(
+    experiment: Experiment, *, named: Collection[str], failed: bool, timeout: bool, oom: bool
+) -> dict[str, str]:
+    """Ids of the runs to start again, each with the site it was last submitted to (empty: none).
+
+    Completed, running and queued runs are never chosen; of those that are named it says so.
+
+    Args:
+        experiment: the experiment.
+        named: ids of runs to choose whatever ended them.
+        failed: choose runs that failed or are damaged.
+        timeout: choose runs that a time limit ended.
+        oom: choose runs that ran out of memory.
+    """
+    queue = SlurmQueue(experiment)
+    chosen = {}
+    for run in experiment.runs:
+        run_status = queue.run_status(run, with_accounting=True)
+        status = run_status.status
+        if status.state == State.COMPLETED or run_status.is_live:
+            if run.id in named:
+                say(_why_skipped(run_status))
+            continue
+        wanted = run.id in named or (failed and status.state in (State.FAILED, State.DAMAGED))
+        if timeout:
+            wanted |= status.cause == Cause.TIME_LIMIT or run_status.job_state == "TIMEOUT"
+        if oom:
+            wanted |= status.cause == Cause.OUT_OF_MEMORY or run_status.job_state == "OUT_OF_MEMORY"
+        if wanted:
+            chosen[run.id] = run_status.site
+    return chosen
+
+
+def _why_skipped(run_status: RunStatus) -> str:
+    """Why a named run is not started again, in a line."""
+    run_id, status = run_status.run.id, run_status.status
+    if status.state == State.COMPLETED:
+        return f"{run_id} is completed: nothing is left to train"
+    if status.state == State.RUNNING:
+        return f"{run_id} is running on {status.host}, attempt {status.attempt}"
+    return f"{run_id} is queued as job {run_status.job_id}"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.experiment.confirmed_code import Confirmed, check_confirmed, confirmed
 from asyncpp_cli.experiment.matrix import expand
+from asyncpp_cli.experiment.own_code import Confirmed, check_confirmed, confirmed
 from asyncpp_cli.experiment.shipped import (
     model_settings,
     read_model,

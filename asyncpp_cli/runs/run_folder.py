@@ -7,7 +7,7 @@ EXPERIMENT/runs/ID/metrics.jsonl   append-only within an attempt, one JSON objec
 EXPERIMENT/runs/ID/timeline.json   action times of the latest segment, replaced atomically
 EXPERIMENT/runs/ID/lock            held while the status is changed; touched to read the file server's clock
 EXPERIMENT/runs/ID/logs/           output of each rank of each attempt
-EXPERIMENT/runs/ID/code/           see `experiment.code_copies`
+EXPERIMENT/runs/ID/code/           see `experiment.own_code`
 EXPERIMENT/runs/ID/checkpoints/    see `stages.checkpoint.files`
 EXPERIMENT/runs/ID/attempts/N/     see `runs.attempts.attempt`
 """

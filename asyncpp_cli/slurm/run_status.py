@@ -7,12 +7,16 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from msgspec import to_builtins
 
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.cost import cost_of_run
 from asyncpp_cli.runs.attempts.files import Claimed, Job
 from asyncpp_cli.runs.attempts.outcome import last_lines, tail
 from asyncpp_cli.runs.attempts.settle import current_status
@@ -348,3 +352,28 @@ def _how_it_ended(exit_code: str) -> str:
     if signal == _NEVER_STARTED:
         return ": SLURM could not enter its folder or write its output there; was the experiment moved?"
     return f", signal {signal}" if code == "0" and signal not in ("", "0") else f", exit code {code}"
+
+
+def status_records(experiment: Experiment, run_statuses: Iterable[RunStatus]) -> list[dict[str, Any]]:
+    """A record for each run: its id, its axes (a mapping), its status, and its job on a cluster."""
+    axes = {cell.id: cell.axes for cell in experiment.cells}
+    of_job = ("site", "job_id", "job_state", "pending_reason", "queue_known", "nodes", "error_lines")
+    records = []
+    for each in run_statuses:
+        cost = cost_of_run(each.run, each.status)
+        record = {"id": each.run.id, "axes": axes[each.run.id], **asdict(each.status)}
+        record |= {"saved_step": each.run.saved_step, **{name: getattr(each, name) for name in of_job}}
+        record |= asdict(cost) if cost else dict.fromkeys(("gpu_hours", "core_hours"))
+        records.append(record | {"continues": _continues(each.run)})
+    return records
+
+
+def _continues(run: Run) -> dict[str, Any] | None:
+    """The run that it continues (`asyncpp extend`); None for a run from the beginning."""
+    try:
+        lineage = run.lineage()
+    except DamagedError:
+        return None
+    if lineage is None:
+        return None
+    return {key: value for key, value in to_builtins(lineage).items() if key != "format"}

@@ -40,8 +40,8 @@ def planned(question: Question, *, allow_code: Sequence[str] | str = (), out: Pa
     Raises:
         UserError: the template, a key or a value is not accepted.
     """
-    from asyncpp_cli.experiment.confirmed_code import confirmed
     from asyncpp_cli.experiment.matrix import check_cells, expand
+    from asyncpp_cli.experiment.own_code import confirmed
     from asyncpp_cli.experiment.template import load
     from asyncpp_cli.tune.plan import plan_of, template_with_points
     from asyncpp_cli.tune.search import parse_over, points

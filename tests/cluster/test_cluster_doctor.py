@@ -11,8 +11,7 @@ import pytest
 from support.cluster_runs import ONE_RUN, launch, site_file, squeue, sweep, wait_for
 from support.command_line import succeeded
 
-from asyncpp_cli.doctor.checks import Check
-from asyncpp_cli.doctor.cluster import submission_check
+from asyncpp_cli.doctor.checks import Check, submission_check
 from asyncpp_cli.doctor.job import job_checks
 from asyncpp_cli.sites.profile import find_site
 

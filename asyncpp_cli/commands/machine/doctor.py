@@ -56,9 +56,8 @@ def doctor(
 
 
 def _checks(site: Site, folder: Path, *, job: bool) -> Iterator[Check]:
-    from asyncpp_cli.doctor.cluster import submission_check
+    from asyncpp_cli.doctor.checks import machine_checks, submission_check
     from asyncpp_cli.doctor.job import job_checks
-    from asyncpp_cli.doctor.machine import machine_checks
     from asyncpp_cli.sites.profile import LOCAL
 
     yield from machine_checks(folder)

@@ -50,8 +50,7 @@ def status(
     from asyncpp_cli.base.console import say, show_table
     from asyncpp_cli.launch.common.bad_nodes import exclusion_notes
     from asyncpp_cli.runs.experiment_folder import open_experiment
-    from asyncpp_cli.slurm.run_status import SlurmQueue, hold_notes
-    from asyncpp_cli.slurm.status_records import status_records
+    from asyncpp_cli.slurm.run_status import SlurmQueue, hold_notes, status_records
 
     experiment = open_experiment(folder)
     if cells and (as_json or failed):

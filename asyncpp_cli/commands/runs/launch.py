@@ -62,8 +62,7 @@ def launch(
     """
     from asyncpp_cli.base.errors import UserError
     from asyncpp_cli.launch.described import described_runs, printed
-    from asyncpp_cli.launch.retry import chosen_by_site
-    from asyncpp_cli.launch.start import launch_experiment
+    from asyncpp_cli.launch.start import chosen_by_site, launch_experiment
     from asyncpp_cli.runs.experiment_folder import runs_named
     from asyncpp_cli.sites.profile import LOCAL, find_site
 

@@ -29,7 +29,7 @@ def quickstart(
     from asyncpp_cli.base.console import command, say
     from asyncpp_cli.commands.results.report import report
     from asyncpp_cli.launch.common.options import LaunchOptions
-    from asyncpp_cli.launch.expected_time import expected_line
+    from asyncpp_cli.launch.expected import expected_line
     from asyncpp_cli.launch.start import INTERRUPTED_CODE, launch_locally
     from asyncpp_cli.planner.sweeping import sweep_template
 

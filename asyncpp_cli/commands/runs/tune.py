@@ -107,7 +107,7 @@ def tune(
 def _say_time(made: Planned) -> None:
     """Say how long a tuning is expected to take on this machine, if that is known."""
     from asyncpp_cli.base.console import say
-    from asyncpp_cli.launch.expected_time import expected_line
+    from asyncpp_cli.launch.expected import expected_line
     from asyncpp_cli.tune.plan import expected_steps
 
     steps = expected_steps(made.plan)

@@ -204,7 +204,7 @@ def _what_follows(
     if status.state in (State.COMPLETED, State.PAUSED) or status.cause == Cause.CANCELLED:
         return 0
     if status.state == State.INTERRUPTED:
-        return _requeue(status, experiment, run, manifest, job)
+        return _requeue(status, experiment, manifest, job)
     if status.cause == Cause.REFUSED:
         return 1
     attempt = Attempt(run, status.attempt)
@@ -212,12 +212,12 @@ def _what_follows(
         reason = f"{reason}; {status.reason}"
         status = override_outcome(attempt, state=State.INTERRUPTED, cause=Cause.RESTARTED, reason=reason)
         _say(f"no failure of the run: {reason}")
-        return _requeue(status, experiment, run, manifest, job)
+        return _requeue(status, experiment, manifest, job)
     failed = failures(run, submission=manifest.submission)
     if failed > manifest.retries:
         return 1
     _say(f"failure {failed}: trying again, {manifest.retries - failed} retries left after that")
-    return _requeue(status, experiment, run, manifest, job) if received else None
+    return _requeue(status, experiment, manifest, job) if received else None
 
 
 def failures(run: Run, *, submission: str) -> int:
@@ -231,7 +231,7 @@ def failures(run: Run, *, submission: str) -> int:
     return count
 
 
-def _requeue(status: Status, experiment: Experiment, run: Run, manifest: ArrayManifest, job: Job) -> int:
+def _requeue(status: Status, experiment: Experiment, manifest: ArrayManifest, job: Job) -> int:
     """Requeue this job; returns the exit code for when it is not requeued, or has not been killed in time."""
     code = RESUMABLE if status.state == State.INTERRUPTED else 1
     try:

@@ -11,7 +11,7 @@ from support.exported_runs import SHARED, TINY, run_of, train
 from support.texts import some_documents, write_lines, write_tokenizer, written_tokens
 from tokenizers import pre_tokenizers, processors
 
-from asyncpp_cli.data.exported_tokenizer import encoding_difference, for_transformers
+from asyncpp_cli.commands.results.exported import encoding_difference, for_transformers
 from asyncpp_cli.data.tokenizers import Library
 from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.experiment_folder import open_experiment

@@ -18,10 +18,8 @@ from support.command_line import asyncpp, refusal
 from support.launches import TINY
 
 from asyncpp_cli.doctor import node_check
-from asyncpp_cli.doctor.checks import Check
-from asyncpp_cli.doctor.cluster import submission_check
+from asyncpp_cli.doctor.checks import Check, folder_check, gpu_check, submission_check
 from asyncpp_cli.doctor.job import handshake_checks, image_check, network_check, software_check
-from asyncpp_cli.doctor.machine import folder_check, gpu_check
 from asyncpp_cli.launch.common.snapshot import copy_code
 from asyncpp_cli.sites.containers import Container
 from asyncpp_cli.sites.profile import Site, find_site

@@ -11,7 +11,7 @@ from support.launches import HOURS, StartLaunch, is_training, sweep, wait_for
 
 from asyncpp_cli.launch.cancel import Cancellations, record_cancellation
 from asyncpp_cli.launch.local_machine import Launcher, tasks_of
-from asyncpp_cli.launch.retry import runs_to_retry
+from asyncpp_cli.launch.start import runs_to_retry
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status

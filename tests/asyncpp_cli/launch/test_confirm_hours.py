@@ -12,7 +12,7 @@ from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.launch import start
-from asyncpp_cli.launch.expected_cost import expected_cost
+from asyncpp_cli.launch.expected import expected_cost
 from asyncpp_cli.planner.cells import expected
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.status import State, Status

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.command_line import succeeded
 
-from asyncpp_cli.launch import expected_time
-from asyncpp_cli.launch.expected_time import expected_seconds
+from asyncpp_cli.launch import expected
+from asyncpp_cli.launch.expected import expected_seconds
 from asyncpp_cli.launch.local_machine import tasks_of
 from asyncpp_cli.planner import here
 from asyncpp_cli.runs.experiment_folder import open_experiment
@@ -32,7 +32,7 @@ def test_long_runs_have_an_expected_time_and_short_ones_none(
         asked.extend(config.train.steps for config in configs)
         return [10.0 * config.train.steps for config in configs]
 
-    monkeypatch.setattr(expected_time, "seconds_here", seconds)
+    monkeypatch.setattr(expected, "seconds_here", seconds)
     runs = open_experiment(folder).runs
     four = Machine(cores=4, gpus=())
     tasks, _ = tasks_of(runs, replay=False, machine=four, pauses={runs[0].id: 100})
@@ -46,7 +46,7 @@ def test_long_runs_have_an_expected_time_and_short_ones_none(
 
 
 def test_where_one_is_unknown_nothing_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expected_time, "seconds_here", lambda configs, **_: [1.0, None, 1.0])
+    monkeypatch.setattr(expected, "seconds_here", lambda configs, **_: [1.0, None, 1.0])
     two = Machine(cores=2, gpus=())
     tasks, _ = tasks_of(open_experiment(folder).runs, replay=False, machine=two)
     assert expected_seconds(tasks, machine=two) == ({}, "")
@@ -59,7 +59,7 @@ def test_the_dry_run_of_a_tuning_says_what_it_takes(monkeypatch: pytest.MonkeyPa
         steps.extend(config.train.steps for config in configs)
         return [60.0 * 60 for _ in configs]
 
-    monkeypatch.setattr(expected_time, "seconds_here", seconds)
+    monkeypatch.setattr(expected, "seconds_here", seconds)
     words = (
         "tune",
         "quickstart",
@@ -77,5 +77,5 @@ def test_the_dry_run_of_a_tuning_says_what_it_takes(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_the_dry_run_of_a_launch_says_what_it_takes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expected_time, "seconds_here", lambda configs, **_: [3600.0 for _ in configs])
+    monkeypatch.setattr(expected, "seconds_here", lambda configs, **_: [3600.0 for _ in configs])
     assert "Expected time on this machine (" in succeeded("launch", folder, "--dry-run", "--replay").errors

@@ -19,7 +19,7 @@ from support.files import edit
 from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.doctor import job
-from asyncpp_cli.doctor.cluster import submission_check
+from asyncpp_cli.doctor.checks import submission_check
 from asyncpp_cli.launch import cluster
 from asyncpp_cli.launch.common import bad_nodes
 from asyncpp_cli.launch.common.arrays import (
@@ -149,7 +149,7 @@ def test_a_job_whose_requeueing_was_not_acknowledged(
     made = ExperimentFolder(commands / "experiment")
     made.add(settings("1f1b", "muon"))
     experiment = open_experiment(made.folder)
-    assert array_task._requeue(STOPPED, experiment, experiment.runs[0], TABLE, JOB) == RESUMABLE
+    assert array_task._requeue(STOPPED, experiment, TABLE, JOB) == RESUMABLE
     printed = capfd.readouterr().out.strip().splitlines()[-1]
     assert printed.partition(" ")[2].partition(" ")[2].startswith(said)
 

@@ -1,20 +1,25 @@
-"""What a launch is expected to cost, where `run.gpu` of the site or the runs names the GPUs."""
+"""What a launch is expected to cost, where `run.gpu` of the site or the runs names the GPUs; and how long it
+is expected to take on this machine."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.launch.common.options import NO_PAUSES, Pauses
+from asyncpp_cli.launch.local_machine import Task
 from asyncpp_cli.planner.cells import expected
+from asyncpp_cli.planner.here import are_long, said_of_all, seconds_here, together
 from asyncpp_cli.runs.attempts.cost import amount
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import State, is_done
 from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.sites.resources import Machine, this_machine
+from stages.config.run_config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,3 +89,30 @@ def question(cost: ExpectedCost, site: Site) -> str | None:
         f"{cost.runs} runs are expected to take {amount(cost.gpu_hours)} GPU-hours of training, and "
         f"confirm_hours in {site.file} is {site.confirm_hours}"
     )
+
+
+def expected_line(configs: Sequence[RunConfig]) -> str:
+    """A sentence on how long these runs take here, of those where that is known; empty if it is little."""
+    if not are_long(configs):
+        return ""
+    seconds = seconds_here(configs, machine=this_machine())
+    return said_of_all(configs, seconds) if any(seconds) else ""
+
+
+def expected_seconds(tasks: Sequence[Task], *, machine: Machine) -> tuple[dict[str, float], str]:
+    """The seconds that each run adds to the launch, by id, and a sentence on all.
+
+    Both are empty where the runs take little time, or where it is unknown of one.
+    """
+    configs = [
+        replace(task.config, train=replace(task.config.train, steps=task.until or task.config.train.steps))
+        for task in tasks
+    ]
+    if not are_long(configs):
+        return {}, ""
+    known = [each for each in seconds_here(configs, machine=machine) if each is not None]
+    if len(known) < len(tasks):
+        return {}, ""
+    share = together(configs, known, machine=machine) / math.fsum(known)
+    added = {task.run.id: each * share for task, each in zip(tasks, known, strict=True)}
+    return added, said_of_all(configs, known)
