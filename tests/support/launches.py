@@ -175,6 +175,22 @@ def rows_of(run: Run, kind: str) -> list[dict[str, Any]]:
     ]
 
 
+def check_same(run: Run, undisturbed: Run, *, kinds: Sequence[str] = ("step", "eval", "end")) -> None:
+    """The same rows, none twice, and the same weights, whose hash is in the `end` row.
+
+    Segments are the same only where none was cut in two by a signal to end.
+    """
+    for kind in kinds:
+        assert rows_of(run, kind) == rows_of(undisturbed, kind), (run.id, kind)
+    steps = [row["step"] for row in rows_of(run, "step")]
+    assert steps == sorted(set(steps))
+
+
+def runs_attempt(run: Run, attempt: int) -> bool:
+    """Whether this attempt is training."""
+    return is_training(run) and run.status().attempt == attempt
+
+
 _SITE = """\
 import os, signal, sys
 from pathlib import Path

@@ -19,156 +19,207 @@ train.steps: 3
 """
 
 
+ADDED = [
+    ("train.stepz: 3", ["train.stepz", "did you mean train.steps"]),
+    ("trian: {steps: 3}", ["trian.steps", "did you mean train.steps"]),
+    ("model.tide: true", ["model.tide: unknown key; did you mean model.tied"]),
+    ("model.hheads: 4", ["model.hheads", "did you mean model.heads"]),
+    ("train.microbatches: 4", ["did you mean"]),
+    ("frobnicate: 3", ["frobnicate", "accepted", "parallel", "overrides"]),
+    ("optimizer: {lr: {}}", ["optimizer.lr: must be a number, not {}"]),
+    ("optimizer.lr: fast", ["optimizer.lr", "must be a number", "fast"]),
+    ("train.eval_interval: 2.5", ["train.eval_interval", "must be an integer"]),
+    ("train.eval_interval: true", ["train.eval_interval", "must be an integer"]),
+    ("optimizer.lr: .nan", ["optimizer.lr", "finite"]),
+    ("train: 3", ["train", "is a section"]),
+    ("train: {steps: 10}", ["train.steps", "given twice"]),
+    ("zip: {optimizer: [muon]}", ["zip: optimizer", "already"]),
+    ("data.path: '???'", ["data.path", '"???" stands for no value']),
+    ("train.eval_interval: 1:30", ["train.eval_interval: 1:30", "minutes and seconds", "quotes"]),
+    ("optimizer.warmup: 017", ["optimizer.warmup: 017", "base eight, 15"]),
+    ("train.clip: [1, 2]", ["train.clip", "must be text"]),
+    ("optimizer.lr: ${train.stepz}", ["optimizer.lr: ${train.stepz}", "did you mean train.steps"]),
+    ("optimizer.lr: ${optimizer.lr}", ["optimizer.lr", "refers to itself"]),
+    ("optimizer: {lr: '${.beta1}', beta1: '${.lr}'}", ["optimizer.lr", "refers to itself"]),
+    ("optimizer.lr: ${oc.env:ASYNCPP_NO_SUCH}", ["the environment variable ASYNCPP_NO_SUCH is not set"]),
+    ("optimizer.lr: ${oc.create:1}", ["oc.create", "accepted: oc.env, oc.decode, oc.select, mul, div"]),
+    ("optimizer.lr: ${mul:a,2}", ["optimizer.lr", "'a' is not a number"]),
+    ("optimizer.lr: ${div:1,0}", ["optimizer.lr", "division by zero"]),
+    ("optimizer.lr: ${div:1}", ["optimizer.lr", "two numbers"]),
+    ("optimizer.lr: ${model}", ["optimizer.lr", "model is a section"]),
+    ("optimizer.lr: ${variables.a}\nvariables: {b: 1}", ["variables.a is not set; in variables: b"]),
+    ("optimizer.lr: ${oc.env:HOME}", ["optimizer.lr", "must be a number", "${oc.env:HOME}"]),
+    ("train.eval_interval: '${div:10,4}'", ["train.eval_interval", "must be an integer, not 2.5"]),
+    ("optimizer.lr: '${seed'", ["not accepted"]),
+    ("variables: {a: {b: 1}}", ["variables.a"]),
+    ("base: mine.yaml", ["base", "starts from itself"]),
+    ("base: no-such", ["unknown experiment template 'no-such'"]),
+    ("exclude: [{model: {base: nano}}]", ["exclude[0]", "model", "name"]),
+    ("name: &a [*a]", ["100,000"]),
+    ("overrides: [{when: {schedul: 2bw}, set: {seed: 1}}]", ["overrides[0].when", "schedul"]),
+    ("overrides: [{when: {schedule: 2bw}}]", ["overrides[0]", "set"]),
+    ("exclude: [{}]", ["exclude[0]"]),
+    ("exclude: [{schedule: 2bw}]", ["no cell left"]),
+    ("include: 3", ["include", "list"]),
+    ("zip: {seed: [1, 2], optimizer.lr: [1]}", ["zip", "seed 2, optimizer.lr 1"]),
+    ("name: [1]", ["name", "text"]),
+    ("parallel.stages: 5\nschedule.delay: 2", ["parallel.stages", "5"]),
+    ("parallel.stages: 4", ["schedule", "schedule.microbatches", "at least 3 micro-batches"]),
+    ("parallel.stages: 3\nschedule.ahead: 2", ["at least 4 micro-batches", "schedule.ahead = 2"]),
+    ("schedule.ahead: 0", ["schedule.ahead", "at least 1"]),
+    ("model.experts: 2\nmodel.active_experts: 3", ["model.active_experts: is 3", "model.experts = 2"]),
+    ("model.balance: none", ["model.balance: is none, and model.experts is 0; accepted with it: null"]),
+    ("train.clip: everything", ["train.clip", "global"]),
+    ("data.path: /nonexistent/text", ["data.path", "/nonexistent/text"]),
+]
+"""What is added to a good template, and words of the answer."""
+
+CHANGED = [
+    ("schedule=3bw", ["schedule.name", "3bw", "1f1b", "2bw"]),
+    ("optimizer=adamv", ["optimizer.name", "adamv", "did you mean adamw?", "muon"]),
+    ("correction.name=error-feedback", ["is set by error_feedback.coefficient", "weight-prediction"]),
+    ("model=huge", ["model", "huge", "nano", "135m"]),
+    ("matrix.seed=[0,0]", ["same run"]),
+    ("seed=017", ["seed", "base eight, 15"]),
+    ("matrix.seed=[1:30]", ["1:30"]),
+    ("data.path=", ["data.path", "no value", "null"]),
+    ("data.path=/tmp #1", ["data.path", "comment", "quotes"]),
+    ("data.path=???", ["data.path", "no value"]),
+    ("train.steps=30,40", ["several values are an axis: 'matrix.train.steps=[30,40]'"]),
+    ("~train.stepz", ["~train.stepz", "does not set"]),
+    ("+frobnicate=3", ["frobnicate", "unknown key"]),
+    ("base=nano", ["base", "file"]),
+    ("model={layers: 2}", ["model.width is not set"]),
+    ("model={base: nano, layerz: 2}", ["model.layerz", "did you mean model.layers"]),
+    ("model={base: nanoo}", ["did you mean nano"]),
+    ("matrix.seed=[]", ["seed", "no values"]),
+    ("train.steps", ["train.steps", "KEY=VALUE"]),
+    ("train.steps=[1", ["train.steps", "not YAML"]),
+    ("seed=[0,1]", ["matrix.seed"]),
+    ("train.steps=!!python/name:os.system", ["train.steps", "tag"]),
+]
+"""What is changed of the quickstart."""
+
+TEXTS = [
+    ("a: [1", ["not YAML"]),
+    ("- 1", ["mapping"]),
+    ("seed: 1\nseed: 2", ["duplicate"]),
+    ("<<: {seed: 1, seed: 2}", ["duplicate"]),
+    ("name: !!python/object/apply:os.system ['touch hacked']", ["tag"]),
+    ("3: 4", ["not text"]),
+    ("a: \x00", ["not YAML"]),
+    (
+        "{model: micro, train: {steps: 3}, parallel: {stages: 2}, schedule.microbatches: 4, matrix: "
+        "{schedule: [1f1b, 2bw], optimizer: [adamw, muon], seed: [0, 1, 2], "
+        "optimizer.decay_share: [null, 0.1]}}",
+        ["(12 cells; first schedule=1f1b, optimizer=adamw"],
+    ),
+    (GOOD.replace("model: micro\n", ""), ["model is not set; accepted: ", "micro"]),
+]
+"""Whole templates."""
+
+UNTRAINABLE = [
+    ("x", [], ["one sequence needs 129"]),
+    ("some text " * 20, ["data.context=100"], ["the validation split of"]),
+    ("some text " * 200, ["seed=340282366920938463463374607431768211456"], ["fits into 64 bits"]),
+    ("some text " * 200, ["site.timeout=1e300"], ["site.timeout: is 1e+300, must be at most 1e+08"]),
+    ("some text " * 200, ["error_feedback=1e308", "exclude=[]"], ["must be at most 1e+09"]),
+    ("some text " * 200, ["model.layers=10000000"], ["is 10,000,000, must be at most 10,000"]),
+    ("some text " * 200, ["schedule.microbatches=1000000000"], ["must be at most 100,000"]),
+    ("some text " * 200, ["parallel.data=1000000000"], ["must be at most 10,000"]),
+]
+"""The text to train on, changes of the quickstart."""
+
+OF_HYDRA = [
+    (["-m", "train.steps=30,40"], ["-m: several values are an axis, as in 'matrix.train.steps=[30,40]'"]),
+    (["train.steps=30,40"], ["several values are an axis: 'matrix.train.steps=[30,40]'"]),
+    (["+a.b=3"], ["a.b: unknown key; accepted: schedule, optimizer"]),
+    (["~a.b=3"], ["to remove a setting write ~a.b, without a value"]),
+    (["~train.step"], ["does not set train.step; did you mean ~train.steps?"]),
+]
+
+
 @pytest.mark.parametrize(
-    ("added", "named"),
+    ("content", "changes", "named"),
     [
-        ("train.stepz: 3", ["train.stepz", "did you mean train.steps"]),
-        ("trian: {steps: 3}", ["trian.steps", "did you mean train.steps"]),
-        ("model.tide: true", ["model.tide: unknown key; did you mean model.tied"]),
-        ("model.hheads: 4", ["model.hheads", "did you mean model.heads"]),
-        ("train.microbatches: 4", ["did you mean"]),
-        ("frobnicate: 3", ["frobnicate", "accepted", "parallel", "overrides"]),
-        ("optimizer: {lr: {}}", ["optimizer.lr: must be a number, not {}"]),
-        ("optimizer.lr: fast", ["optimizer.lr", "must be a number", "fast"]),
-        ("train.eval_interval: 2.5", ["train.eval_interval", "must be an integer"]),
-        ("train.eval_interval: true", ["train.eval_interval", "must be an integer"]),
-        ("optimizer.lr: .nan", ["optimizer.lr", "finite"]),
-        ("train: 3", ["train", "is a section"]),
-        ("train: {steps: 10}", ["train.steps", "given twice"]),
-        ("zip: {optimizer: [muon]}", ["zip: optimizer", "already"]),
-        ("data.path: '???'", ["data.path", '"???" stands for no value']),
-        ("train.eval_interval: 1:30", ["train.eval_interval: 1:30", "minutes and seconds", "quotes"]),
-        ("optimizer.warmup: 017", ["optimizer.warmup: 017", "base eight, 15"]),
-        ("train.clip: [1, 2]", ["train.clip", "must be text"]),
-        ("optimizer.lr: ${train.stepz}", ["optimizer.lr: ${train.stepz}", "did you mean train.steps"]),
-        ("optimizer.lr: ${optimizer.lr}", ["optimizer.lr", "refers to itself"]),
-        ("optimizer: {lr: '${.beta1}', beta1: '${.lr}'}", ["optimizer.lr", "refers to itself"]),
-        ("optimizer.lr: ${oc.env:ASYNCPP_NO_SUCH}", ["the environment variable ASYNCPP_NO_SUCH is not set"]),
-        ("optimizer.lr: ${oc.create:1}", ["oc.create", "accepted: oc.env, oc.decode, oc.select, mul, div"]),
-        ("optimizer.lr: ${mul:a,2}", ["optimizer.lr", "'a' is not a number"]),
-        ("optimizer.lr: ${div:1,0}", ["optimizer.lr", "division by zero"]),
-        ("optimizer.lr: ${div:1}", ["optimizer.lr", "two numbers"]),
-        ("optimizer.lr: ${model}", ["optimizer.lr", "model is a section"]),
-        ("optimizer.lr: ${variables.a}\nvariables: {b: 1}", ["variables.a is not set; in variables: b"]),
-        ("optimizer.lr: ${oc.env:HOME}", ["optimizer.lr", "must be a number", "${oc.env:HOME}"]),
-        ("train.eval_interval: '${div:10,4}'", ["train.eval_interval", "must be an integer, not 2.5"]),
-        ("optimizer.lr: '${seed'", ["not accepted"]),
-        ("variables: {a: {b: 1}}", ["variables.a"]),
-        ("base: mine.yaml", ["base", "starts from itself"]),
-        ("base: no-such", ["unknown experiment template 'no-such'"]),
-        ("exclude: [{model: {base: nano}}]", ["exclude[0]", "model", "name"]),
-        ("name: &a [*a]", ["100,000"]),
-        ("overrides: [{when: {schedul: 2bw}, set: {seed: 1}}]", ["overrides[0].when", "schedul"]),
-        ("overrides: [{when: {schedule: 2bw}}]", ["overrides[0]", "set"]),
-        ("exclude: [{}]", ["exclude[0]"]),
-        ("exclude: [{schedule: 2bw}]", ["no cell left"]),
-        ("include: 3", ["include", "list"]),
-        ("zip: {seed: [1, 2], optimizer.lr: [1]}", ["zip", "seed 2, optimizer.lr 1"]),
-        ("name: [1]", ["name", "text"]),
-        ("parallel.stages: 5\nschedule.delay: 2", ["parallel.stages", "5"]),
-        ("parallel.stages: 4", ["schedule", "schedule.microbatches", "at least 3 micro-batches"]),
-        ("parallel.stages: 3\nschedule.ahead: 2", ["at least 4 micro-batches", "schedule.ahead = 2"]),
-        ("schedule.ahead: 0", ["schedule.ahead", "at least 1"]),
-        ("model.experts: 2\nmodel.active_experts: 3", ["model.active_experts: is 3", "model.experts = 2"]),
-        ("model.balance: none", ["model.balance: is none, and model.experts is 0; accepted with it: null"]),
-        ("train.clip: everything", ["train.clip", "global"]),
-        ("data.path: /nonexistent/text", ["data.path", "/nonexistent/text"]),
+        *((GOOD + added, [], named) for added, named in ADDED),
+        *((text, [], named) for text, named in TEXTS),
+        *(("base: quickstart", [change], named) for change, named in CHANGED),
+        *(("base: quickstart", words, named) for words, named in OF_HYDRA),
+        (GOOD, ["matrix.error_feedback=true", "schedule=1f1b"], ["error_feedback", "1f1b"]),
     ],
 )
-def test_a_template_that_is_wrong_is_refused_by_file_and_key(
-    tmp_path: Path, added: str, named: list[str]
+def test_a_mistake_is_refused_by_file_and_key(
+    content: str, changes: list[str], named: list[str], tmp_path: Path
 ) -> None:
     template = tmp_path / "mine.yaml"
-    template.write_text(GOOD + added + "\n")
-    out = tmp_path / "out"
-    message = refusal("sweep", template, "--out", out)
-    assert str(template) in message
-    for words in named:
+    template.write_text(content)
+    message = refusal("sweep", template, *changes, "--out", tmp_path / "out")
+    for words in named if changes else (str(template), *named):
         assert words in message
-    assert not out.exists()
     assert list(tmp_path.iterdir()) == [template]
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ("schedule=3bw", ["schedule.name", "3bw", "1f1b", "2bw"]),
-        ("optimizer=adamv", ["optimizer.name", "adamv", "did you mean adamw?", "muon"]),
-        ("correction.name=error-feedback", ["is set by error_feedback.coefficient", "weight-prediction"]),
-        ("model=huge", ["model", "huge", "nano", "135m"]),
-        ("matrix.error_feedback=true", ["error_feedback", "1f1b"]),
-        ("matrix.seed=[0,0]", ["same run"]),
-        ("seed=017", ["seed", "base eight, 15"]),
-        ("matrix.seed=[1:30]", ["1:30"]),
-        ("data.path=", ["data.path", "no value", "null"]),
-        ("data.path=/tmp #1", ["data.path", "comment", "quotes"]),
-        ("data.path=???", ["data.path", "no value"]),
-        ("train.steps=30,40", ["several values are an axis: 'matrix.train.steps=[30,40]'"]),
-        ("~train.stepz", ["~train.stepz", "does not set"]),
-        ("+frobnicate=3", ["frobnicate", "unknown key"]),
-        ("base=nano", ["base", "file"]),
-        ("model={layers: 2}", ["model.width is not set"]),
-        ("model={base: nano, layerz: 2}", ["model.layerz", "did you mean model.layers"]),
-        ("model={base: nanoo}", ["did you mean nano"]),
-        ("matrix.seed=[]", ["seed", "no values"]),
-        ("train.steps", ["train.steps", "KEY=VALUE"]),
-        ("train.steps=[1", ["train.steps", "not YAML"]),
-        ("seed=[0,1]", ["matrix.seed"]),
-        ("train.steps=!!python/name:os.system", ["train.steps", "tag"]),
-    ],
-)
-def test_a_change_that_is_wrong_is_refused_by_key(tmp_path: Path, change: str, named: list[str]) -> None:
-    arguments = ["quickstart", change]
-    if change == "matrix.error_feedback=true":
-        arguments += ["exclude=[]", "matrix.schedule=1f1b"]
-    message = refusal("sweep", *arguments, "--out", tmp_path / "out")
-    for words in named:
-        assert words in message
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize(("text", "changes", "named"), UNTRAINABLE)
+def test_untrainable_cells_are_refused_before_anything_is_written(
+    text: str, changes: list[str], named: list[str], tmp_path: Path, own_cache: None
+) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text(text)
+    (says,) = named
+    assert says in refusal("sweep", "quickstart", f"data.path={file}", *changes, "--out", tmp_path / "e")
+    assert not (tmp_path / "e").exists()
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("content", "named"),
     [
-        ("a: [1", "not YAML"),
-        ("- 1", "mapping"),
-        ("seed: 1\nseed: 2", "duplicate"),
-        ("<<: {seed: 1, seed: 2}", "duplicate"),
-        ("name: !!python/object/apply:os.system ['touch hacked']", "tag"),
-        ("3: 4", "not text"),
-        ("a: \x00", "not YAML"),
+        (
+            "{matrix: {schedule: [2bw], seed: [0, x]}, train: {steps: 3.5}, model: nanoo}",
+            ["matrix: seed: must be", "train.steps: must be", "did you mean nano?", "optimizer is not set"],
+        ),
+        (
+            "{model: nano, matrix: {schedule: [1f1b, 2wb]}, exclude: [{sed: 1}], "
+            "train: {stepz: 30, microbatch_size: 0, precision: bfloat}, optimizer.schedule: cosin}",
+            [
+                "schedule.name: '2wb' is not known; did you mean 2bw?",
+                "exclude[0]: sed: unknown key",
+                "train.stepz: unknown key; did you mean train.steps?",
+                "train.microbatch_size: is 0, must be at least 1",
+                "train.precision: 'bfloat' is not known; did you mean bfloat16?",
+                "optimizer.schedule: 'cosin' is not known; did you mean cosine?",
+                "optimizer is not set; accepted: sgd, adamw",
+            ],
+        ),
+        (
+            "{base: quickstart, data.path: nowhere, model.heads: 3, optimizer.decay_share: 0.1}",
+            [
+                "nowhere does not exist",
+                "model.heads: is 3, must divide model.width",
+                "optimizer.decay_share: is of wsd",
+            ],
+        ),
     ],
 )
-def test_a_file_that_is_no_template_is_refused(tmp_path: Path, text: str, named: str) -> None:
-    template = tmp_path / "mine.yaml"
-    template.write_text(text)
-    message = refusal("sweep", template, "--out", tmp_path / "out")
-    assert str(template) in message
-    assert named in message
-    assert list(tmp_path.iterdir()) == [template]
-
-
-def test_the_mistakes_of_a_file_are_named_together(tmp_path: Path) -> None:
+def test_the_mistakes_of_a_file_are_named_at_once(content: str, named: list[str], tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("{matrix: {schedule: [2bw], seed: [0, x]}, train: {steps: 3.5}, model: nanoo}")
-    said = asyncpp("sweep", file, "--list").errors
-    for words in (
-        "matrix: seed: must be",
-        "train.steps: must be",
-        "did you mean nano?",
-        "optimizer is not set",
-    ):
+    file.write_text(content)
+    said = refusal("sweep", file, "--list", remarks=len(named) - 1)
+    for words in named:
         assert words in said
-    assert "sweep quickstart model=7b" in refusal("sweep", "7b", "--list")
-    succeeded("sweep", "quickstart", "train.precision=bf16", "--list")
 
 
 def test_an_unknown_template_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    assert "sweep quickstart model=7b" in refusal("sweep", "7b", "--list")
     assert "did you mean quickstart?" in refusal("sweep", "quickstrat", "--out", tmp_path / "out")
     assert "quickstart" in refusal("templates", "show", "quickstrat")
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
     assert str(binary) in refusal("sweep", binary, "--out", tmp_path / "out")
+    os.mkfifo(tmp_path / "pipe.yaml")
+    assert "unknown experiment template" in refusal("sweep", tmp_path / "pipe.yaml", "--list")
+    with pytest.raises(DamagedError, match="not a regular file"):
+        read_mapping(tmp_path / "pipe.yaml")
 
 
 @pytest.mark.slow
@@ -218,29 +269,6 @@ def test_launch_refuses_a_gpu_where_there_is_none(tmp_path: Path, monkeypatch: p
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "changes", "says"),
-    [
-        ("x", [], "one sequence needs 129"),
-        ("some text " * 20, ["data.context=100"], "the validation split of"),
-        ("some text " * 200, ["seed=340282366920938463463374607431768211456"], "fits into 64 bits"),
-        ("some text " * 200, ["site.timeout=1e300"], "site.timeout: is 1e+300, must be at most 1e+08"),
-        ("some text " * 200, ["error_feedback=1e308", "exclude=[]"], "must be at most 1e+09"),
-        ("some text " * 200, ["model.layers=10000000"], "is 10,000,000, must be at most 10,000"),
-        ("some text " * 200, ["schedule.microbatches=1000000000"], "must be at most 100,000"),
-        ("some text " * 200, ["parallel.data=1000000000"], "must be at most 10,000"),
-    ],
-)
-def test_untrainable_cells_are_refused_before_anything_is_written(
-    text: str, changes: list[str], says: str, tmp_path: Path, own_cache: None
-) -> None:
-    (tmp_path / "text.txt").write_text(text)
-    assert says in refusal(
-        "sweep", "quickstart", f"data.path={tmp_path / 'text.txt'}", *changes, "--out", tmp_path / "e"
-    )
-    assert not (tmp_path / "e").exists()
-
-
 def test_numbers_are_read_as_a_person_means_them() -> None:
     meant = {"7": 7, "007": 7, "00": 0, "1e3": 1000.0, "0.5": 0.5, "'017'": "017", "'1:30'": "1:30"}
     meant |= {"a#b": "a#b", "'a #b'": "a #b", "2001": 2001, "null": None, "host:30": "host:30"}
@@ -260,76 +288,7 @@ def test_a_correction_that_changes_nothing_is_told(tmp_path: Path) -> None:
     assert "lr-discount" not in told.errors
 
 
-def test_cells_that_are_refused_for_one_reason_share_a_line(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(
-        "{model: micro, train: {steps: 3}, parallel: {stages: 2}, schedule.microbatches: 4, matrix: "
-        "{schedule: [1f1b, 2bw], optimizer: [adamw, muon], seed: [0, 1, 2], "
-        "optimizer.decay_share: [null, 0.1]}}"
-    )
-    said = refusal("sweep", file, "--list")
-    assert "(12 cells; first schedule=1f1b, optimizer=adamw" in said
-
-
 def test_a_template_may_have_thousands_of_values(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(f"{{model: micro, matrix: {{schedule: [1f1b], seed: {list(range(12_000))}}}}}")
     assert len(read_mapping(file)["matrix"]["seed"]) == 12_000
-
-
-def test_a_model_that_is_missing_is_told_as_it_is_set(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(GOOD.replace("model: micro\n", ""))
-    said = refusal("sweep", file, "--list")
-    assert "model is not set; accepted: " in said
-    assert "micro" in said
-    succeeded("sweep", file, "model=micro", "--list")
-
-
-def test_a_pipe_is_no_template(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.yaml")
-    assert "unknown experiment template" in refusal("sweep", tmp_path / "pipe.yaml", "--list")
-    with pytest.raises(DamagedError, match="not a regular file"):
-        read_mapping(tmp_path / "pipe.yaml")
-
-
-def test_all_mistakes_of_a_file_are_named_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(
-        "{model: nano, matrix: {schedule: [1f1b, 2wb]}, exclude: [{sed: 1}], "
-        "train: {stepz: 30, microbatch_size: 0, precision: bfloat}, optimizer.schedule: cosin}"
-    )
-    said = refusal("sweep", file, "--list", remarks=6)
-    for each in (
-        "schedule.name: '2wb' is not known; did you mean 2bw?",
-        "exclude[0]: sed: unknown key",
-        "train.stepz: unknown key; did you mean train.steps?",
-        "train.microbatch_size: is 0, must be at least 1",
-        "train.precision: 'bfloat' is not known; did you mean bfloat16?",
-        "optimizer.schedule: 'cosin' is not known; did you mean cosine?",
-        "optimizer is not set; accepted: sgd, adamw",
-    ):
-        assert each in said
-
-
-def test_what_does_not_go_together_is_named_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("{base: quickstart, data.path: nowhere, model.heads: 3, optimizer.decay_share: 0.1}")
-    said = refusal("sweep", file, "--list", remarks=2)
-    assert "nowhere does not exist" in said
-    assert "model.heads: is 3, must divide model.width" in said
-    assert "optimizer.decay_share: is of wsd" in said
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["-m", "train.steps=30,40"], "-m: several values are an axis, as in 'matrix.train.steps=[30,40]'"),
-        (["train.steps=30,40"], "several values are an axis: 'matrix.train.steps=[30,40]'"),
-        (["+a.b=3"], "a.b: unknown key; accepted: schedule, optimizer"),
-        (["~a.b=3"], "to remove a setting write ~a.b, without a value"),
-        (["~train.step"], "does not set train.step; did you mean ~train.steps?"),
-    ],
-)
-def test_words_of_hydra_are_answered_by_how_it_is_done_here(words: list[str], says: str) -> None:
-    assert says in refusal("sweep", "quickstart", "--list", *words)

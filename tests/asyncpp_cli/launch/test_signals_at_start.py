@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.attempts import claimed
@@ -21,7 +23,7 @@ from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.settle import end_rank, settle
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import Cause, State, Status
+from asyncpp_cli.runs.status import Cause, State
 from asyncpp_cli.sites.profile import find_site
 from asyncpp_cli.slurm.client import JobPhase
 from stages.liveness.stop_signal import RESUMABLE
@@ -41,53 +43,42 @@ def attempt(tmp_path: Path) -> Attempt:
     return claimed(Run(tmp_path), processes=2, replay=False, steps=5)
 
 
+def supervised(attempt: Attempt, *, rank: int, size: int, dies_of: str) -> int:
+    """Exit code of a rank's supervisor in a job, whose trainer dies of a signal before it listens."""
+    folder = attempt.run.folder
+    variables = {"PROCID": rank, "NTASKS": size, "LOCALID": rank, "NODEID": 0, "STEP_TASKS_PER_NODE": size}
+    environment = dict(os.environ) | {f"SLURM_{name}": str(value) for name, value in variables.items()}
+    environment["PYTHONPATH"] = str(dying(folder / "early", [("train", dies_of)]))
+    command = [sys.executable, "-P", "-m", "asyncpp_cli.launch.common.supervisor", str(folder), "1"]
+    return subprocess.run(command, env=environment, timeout=100, check=False).returncode
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR2"])
 def test_a_trainer_that_dies_of_it_was_told_to_end(tmp_path: Path, name: str) -> None:
-    run = Run(tmp_path / "run")
-    run.folder.mkdir()
-    run.config_file.write_text(CONFIG)
-    claimed(run, processes=1, replay=True, steps=5)
-    rank = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
-    environment = dict(os.environ) | rank | {"SLURM_STEP_TASKS_PER_NODE": "1"}
-    environment["PYTHONPATH"] = str(dying(tmp_path / "early", [("train", name)]))
-    command = [sys.executable, "-P", "-m", "asyncpp_cli.launch.common.supervisor", str(run.folder), "1"]
-    ended = subprocess.run(command, env=environment, timeout=100, check=False)
-    status = run.status()
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    attempt = claimed(Run(tmp_path), processes=1, replay=True, steps=5)
+    code = supervised(attempt, rank=0, size=1, dies_of=name)
+    status = attempt.run.status()
     assert (status.state, status.cause) == (State.INTERRUPTED, Cause.STOPPED), status.reason
     assert status.reason == f"rank 0 was told to end by {name}"
     # Otherwise srun would end those that still save.
-    assert ended.returncode == 0
+    assert code == 0
 
 
-def test_a_trainer_that_is_ended_since_another_failed_was_not_told(tmp_path: Path, attempt: Attempt) -> None:
+def test_a_trainer_that_is_ended_since_another_failed_was_not_told(attempt: Attempt) -> None:
     """srun tells the others to end when a rank has failed, and then they die of that."""
-    attempt.record_start(0, GONE)
-    attempt.record_error(0, ValueError("loss is not finite"))
-    end_rank(attempt, 0, code=1, signal_number=None, stopped=False)
-    rank = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "SLURM_NODEID": "0"}
-    environment = dict(os.environ) | rank | {"SLURM_STEP_TASKS_PER_NODE": "2"}
-    environment["PYTHONPATH"] = str(dying(tmp_path / "early", [("train", "SIGTERM")]))
-    command = [sys.executable, "-P", "-m", "asyncpp_cli.launch.common.supervisor", str(tmp_path), "1"]
-    subprocess.run(command, env=environment, timeout=100, check=False)
+    first_failed(attempt)
+    supervised(attempt, rank=1, size=2, dies_of="SIGTERM")
     status = attempt.run.status()
     assert (status.state, status.reason) == (State.FAILED, "rank 0: ValueError: loss is not finite")
 
 
-def settled(attempt: Attempt) -> Status:
-    return settle(attempt.run, all_over=attempt.number)
+OVER = (JobPhase.ENDING, JobPhase.PENDING, JobPhase.ENDED)
 
 
-def end_of(
-    code: int | None,
-    phase: JobPhase = JobPhase.RUNNING,
-    *,
-    near: bool = False,
-    reached: bool = False,
-    broken: str = "",
-) -> JobEnd:
-    return JobEnd(
-        srun_code=code, signalled=False, phase=phase, broken=broken, limit_near=near, limit_reached=reached
-    )
+def end_of(code: int, phase: JobPhase, **changes: Any) -> JobEnd:
+    seen = {"broken": "", "limit_near": False, "limit_reached": False} | changes
+    return JobEnd(srun_code=code, signalled=False, phase=phase, **seen)
 
 
 @pytest.mark.parametrize(
@@ -99,97 +90,93 @@ def test_the_signal_is_read_from_sruns_exit_code(code: int, name: str) -> None:
     assert (number.name if number else "") == name
 
 
-@pytest.mark.parametrize(
-    ("code", "near", "seen"),
-    [
-        (143, False, (State.INTERRUPTED, Cause.STOPPED)),
-        (140, False, (State.INTERRUPTED, Cause.STOPPED)),
-        (140, True, (State.INTERRUPTED, Cause.TIME_LIMIT)),
-        (143, True, (State.INTERRUPTED, Cause.STOPPED)),
-        (137, False, None),
-        (1, False, None),
-    ],
-)
-def test_ranks_that_never_began(
-    attempt: Attempt, code: int, near: bool, seen: tuple[State, Cause] | None
-) -> None:
-    status = settled(attempt)
-    assert (status.state, status.reason) == (State.FAILED, "rank 0 never started")
-    better = corrected_outcome(status, attempt, ranks=2, end=end_of(code, near=near))
-    assert (better[:2] if better else None) == seen
+def nothing(attempt: Attempt) -> None:
+    """No rank began."""
 
 
-def test_one_rank_told_before_it_listened_and_the_other_after(attempt: Attempt) -> None:
-    attempt.record_start(0, GONE)
-    attempt.stop("rank 0 was told to end by SIGTERM")
-    end_rank(attempt, 0, code=RESUMABLE, signal_number=None, stopped=False)
-    status = settled(attempt)
-    assert status.state == State.INTERRUPTED
-    # A preemption tells the ranks and not the job's own process.
-    assert corrected_outcome(status, attempt, ranks=2, end=end_of(143)) is None
-    # srun could not start one, and told the other.
-    assert corrected_outcome(status, attempt, ranks=2, end=end_of(1)) == (
-        State.FAILED,
-        Cause.KILLED,
-        "rank 1 never started",
-    )
-
-
-def test_a_rank_that_vanished_was_killed_whatever_srun_then_told_the_other(attempt: Attempt) -> None:
-    attempt.record_start(1, GONE)
-    status = settled(attempt)
-    assert corrected_outcome(status, attempt, ranks=2, end=end_of(143)) is None
-    attempt.record_start(0, GONE)
-    end_rank(attempt, 0, code=RESUMABLE, signal_number=None, stopped=False)
-    attempt.stop("rank 0 was told to end by SIGTERM")
-    interrupted = replace(status, state=State.INTERRUPTED, cause=Cause.STOPPED)
-    better = corrected_outcome(interrupted, attempt, ranks=2, end=end_of(143))
-    assert better is not None
-    assert better[0] == State.FAILED
-
-
-def test_a_job_that_ran_into_its_limit_unheard_goes_on(attempt: Attempt) -> None:
-    """SLURM's early signal came before a rank could hear it; at the limit the job alone was told."""
+def job_told(attempt: Attempt) -> None:
     attempt.stop("the job was told to end by SIGTERM")
-    status = settled(attempt)
-    assert (status.state, status.cause) == (State.INTERRUPTED, Cause.STOPPED)
-    for code in (143, 137, 0):
-        better = corrected_outcome(status, attempt, ranks=2, end=end_of(code, JobPhase.ENDING, reached=True))
-        assert better is not None
-        assert better[:2] == (State.INTERRUPTED, Cause.TIME_LIMIT)
-    # A preemption or a person ends it earlier.
-    assert corrected_outcome(status, attempt, ranks=2, end=end_of(143, JobPhase.ENDING)) is None
 
 
-@pytest.mark.parametrize("code", [143, 137])
-def test_ranks_that_the_limit_ended_before_they_began_go_on(attempt: Attempt, code: int) -> None:
-    better = corrected_outcome(
-        settled(attempt), attempt, ranks=2, end=end_of(code, JobPhase.ENDING, reached=True)
-    )
-    assert better is not None
-    assert better[:2] == (State.INTERRUPTED, Cause.TIME_LIMIT)
+def first_saved(attempt: Attempt) -> None:
+    """Rank 0 was told and saved."""
+    attempt.record_start(0, GONE)
+    attempt.stop("rank 0 was told to end by SIGTERM")
+    end_rank(attempt, 0, code=RESUMABLE, signal_number=None, stopped=False)
 
 
-@pytest.mark.parametrize("phase", [JobPhase.ENDING, JobPhase.PENDING, JobPhase.ENDED])
-def test_ranks_that_slurm_killed_have_not_failed(attempt: Attempt, phase: JobPhase) -> None:
-    status = settled(attempt)
-    better = corrected_outcome(status, attempt, ranks=2, end=end_of(137, phase))
-    assert better is not None
-    assert better[:2] == (State.INTERRUPTED, Cause.STOPPED)
-    broken = end_of(137, phase, broken="node n1 is down*")
-    better = corrected_outcome(status, attempt, ranks=2, end=broken)
-    assert better is not None
-    assert (better[1], better[2].partition(";")[0]) == (Cause.RESTARTED, "node n1 is down*")
+def second_vanished(attempt: Attempt) -> None:
+    attempt.record_start(1, GONE)
 
 
-def test_an_error_of_a_rank_stays_one(attempt: Attempt) -> None:
+def first_failed(attempt: Attempt) -> None:
     attempt.record_start(0, GONE)
     attempt.record_error(0, ValueError("loss is not finite"))
     end_rank(attempt, 0, code=1, signal_number=None, stopped=False)
-    status = settled(attempt)
-    for end in (end_of(143), end_of(137, JobPhase.ENDING)):
-        better = corrected_outcome(status, attempt, ranks=2, end=end)
-        assert better is None, better
+
+
+FAILED, STOPPED = (State.FAILED, Cause.KILLED), (State.INTERRUPTED, Cause.STOPPED)
+TIME_LIMIT, RESTARTED = ((State.INTERRUPTED, cause) for cause in (Cause.TIME_LIMIT, Cause.RESTARTED))
+NO_NODE = {"broken": "node n1 is down*"}
+LIMIT = {"limit_reached": True}
+"""What SLURM shows as the job ends at its time limit."""
+
+
+@pytest.mark.parametrize(
+    ("recorded", "code", "phase", "seen_by_job", "state", "corrected"),
+    [
+        (nothing, 143, JobPhase.RUNNING, {}, State.FAILED, STOPPED),
+        (nothing, 140, JobPhase.RUNNING, {}, State.FAILED, STOPPED),
+        (nothing, 140, JobPhase.RUNNING, {"limit_near": True}, State.FAILED, TIME_LIMIT),
+        (nothing, 143, JobPhase.RUNNING, {"limit_near": True}, State.FAILED, STOPPED),
+        (nothing, 137, JobPhase.RUNNING, {}, State.FAILED, None),
+        (nothing, 1, JobPhase.RUNNING, {}, State.FAILED, None),
+        *((nothing, code, JobPhase.ENDING, LIMIT, State.FAILED, TIME_LIMIT) for code in (143, 137)),
+        *((nothing, 137, phase, {}, State.FAILED, STOPPED) for phase in OVER),
+        *((nothing, 137, phase, NO_NODE, State.FAILED, RESTARTED) for phase in OVER),
+        # SLURM's early signal came before a rank could hear it; at the limit the job alone was told.
+        *((job_told, code, JobPhase.ENDING, LIMIT, State.INTERRUPTED, TIME_LIMIT) for code in (143, 137, 0)),
+        # A preemption or a person ends it earlier.
+        (job_told, 143, JobPhase.ENDING, {}, State.INTERRUPTED, None),
+        # A preemption tells the ranks and not the job's own process.
+        (first_saved, 143, JobPhase.RUNNING, {}, State.INTERRUPTED, None),
+        # srun could not start one, and told the other.
+        (first_saved, 1, JobPhase.RUNNING, {}, State.INTERRUPTED, FAILED),
+        (second_vanished, 143, JobPhase.RUNNING, {}, State.FAILED, None),
+        (first_failed, 143, JobPhase.RUNNING, {}, State.FAILED, None),
+        (first_failed, 137, JobPhase.ENDING, {}, State.FAILED, None),
+    ],
+)
+def test_how_an_attempt_ended_is_corrected_by_how_its_job_ended(
+    recorded: Callable[[Attempt], None],
+    code: int,
+    phase: JobPhase,
+    seen_by_job: dict[str, Any],
+    state: State,
+    corrected: tuple[State, Cause] | None,
+    attempt: Attempt,
+) -> None:
+    recorded(attempt)
+    status = settle(attempt.run, all_over=attempt.number)
+    assert status.state == state
+    if recorded is nothing:
+        assert status.reason == "rank 0 never started"
+    better = corrected_outcome(status, attempt, ranks=2, end=end_of(code, phase, **seen_by_job))
+    assert (better[:2] if better else None) == corrected
+    if better and corrected == FAILED:
+        assert better[2] == "rank 1 never started"
+    if better and corrected == RESTARTED:
+        assert better[2].partition(";")[0] == "node n1 is down*"
+
+
+def test_a_rank_that_vanished_was_killed_whatever_srun_then_told_the_other(attempt: Attempt) -> None:
+    second_vanished(attempt)
+    status = settle(attempt.run, all_over=attempt.number)
+    first_saved(attempt)
+    interrupted = replace(status, state=State.INTERRUPTED, cause=Cause.STOPPED)
+    better = corrected_outcome(interrupted, attempt, ranks=2, end=end_of(143, JobPhase.RUNNING))
+    assert better is not None
+    assert better[0] == State.FAILED
 
 
 def test_the_jobs_script_keeps_a_signal_until_its_program_listens(tmp_path: Path) -> None:

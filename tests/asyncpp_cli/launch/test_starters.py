@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support.command_line import succeeded
-from support.launches import rows_of, sweep, wait_for
+from support.launches import check_same, runs_attempt, sweep, wait_for
 
 from asyncpp_cli.base.atomic_files import write_record
 from asyncpp_cli.base.errors import UserError
@@ -99,7 +99,7 @@ def test_a_run_killed_rank_by_rank_ends_with_the_bits_of_an_undisturbed_one(
 ) -> None:
     [disturbed] = sweep(tmp_path / "disturbed", *LONG).runs
     starters = begin(start, disturbed)
-    wait_for(lambda: trains(disturbed, attempt=1), seconds=250)
+    wait_for(lambda: runs_attempt(disturbed, 1), seconds=250)
     processes = [Attempt(disturbed, 1).processes(rank)[0] for rank in (0, 1)]
     killed = random.randrange(2)
     if len(starters) == 2:
@@ -113,22 +113,13 @@ def test_a_run_killed_rank_by_rank_ends_with_the_bits_of_an_undisturbed_one(
         _, errors = starter.communicate(timeout=500)
         assert starter.returncode == 0, errors
     assert (disturbed.status().state, disturbed.status().attempt) == (State.COMPLETED, 2)
-    for kind in ("step", "eval"):
-        assert rows_of(disturbed, kind) == rows_of(undisturbed, kind)
-    [end], [expected] = rows_of(disturbed, "end"), rows_of(undisturbed, "end")
-    assert end["weights_sha256"] == expected["weights_sha256"]
+    check_same(disturbed, undisturbed)
     # A starter that starts completed ranks again, one of them or all, comes to an end.
-    assert (disturbed.status().state, disturbed.status().attempt) == (State.COMPLETED, 2)
     for starter in begin(start, disturbed):
         _, errors = starter.communicate(timeout=500)
         assert starter.returncode == 0, errors
         assert "is completed: nothing is left to train" in errors
     assert disturbed.status().attempt == 2
-
-
-def trains(run: Run, *, attempt: int) -> bool:
-    status = run.status()
-    return (status.state, status.attempt) == (State.RUNNING, attempt) and (status.step > 0)
 
 
 def refused(process: subprocess.Popen[str]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
-from support.launches import is_training, rows_of, sweep, wait_for
+from support.launches import check_same, runs_attempt, sweep, train_all, wait_for
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.run_folder import Run
@@ -143,27 +143,16 @@ def long_run(folder: Path) -> Run:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The same run, trained without disturbance."""
-    [run] = sweep(tmp_path_factory.mktemp("alone") / "undisturbed", *LONG).runs
-    alone = subprocess.run(
-        [*ASYNCPP, "train", str(run.folder), "--replay"], capture_output=True, timeout=1000, check=False
-    )
-    assert alone.returncode == 0, alone.stderr
+    folder = tmp_path_factory.mktemp("alone") / "undisturbed"
+    [run] = sweep(folder, *LONG).runs
+    train_all(folder)
     return run
 
 
-def assert_equal(disturbed: Run, undisturbed: Run, *, attempts: int) -> None:
-    """The same rows, none twice, and the same weights (the hash in the `end` row)."""
+def check_resumed(disturbed: Run, undisturbed: Run) -> None:
     status = disturbed.status()
-    assert (status.state, status.attempt) == (State.COMPLETED, attempts), status.reason
-    assert len(rows_of(disturbed, "step")) == STEPS
-    for kind in ("step", "eval"):
-        assert rows_of(disturbed, kind) == rows_of(undisturbed, kind)
-    [end], [expected] = rows_of(disturbed, "end"), rows_of(undisturbed, "end")
-    assert end["weights_sha256"] == expected["weights_sha256"]
-
-
-def trains(run: Run, *, attempt: int) -> bool:
-    return is_training(run) and run.status().attempt == attempt
+    assert (status.state, status.attempt) == (State.COMPLETED, 2), status.reason
+    check_same(disturbed, undisturbed)
 
 
 @pytest.mark.parametrize("options", [OWN_PROC, []], ids=["own /proc", "the /proc outside"])
@@ -173,15 +162,15 @@ def test_a_frozen_machine_loses_its_run_and_ends_it_when_it_goes_on(
     disturbed = long_run(tmp_path)
     launch = [*ASYNCPP, "launch", str(tmp_path / "disturbed"), "--replay", "--max-parallel", "1"]
     frozen = start(*launch, options=options)
-    wait_for(lambda: trains(disturbed, attempt=1), seconds=250)
+    wait_for(lambda: runs_attempt(disturbed, 1), seconds=250)
     frozen.signal(signal.SIGSTOP)
-    assert trains(disturbed, attempt=1)
+    assert runs_attempt(disturbed, 1)
     other = start(*launch, options=options)
-    wait_for(lambda: trains(disturbed, attempt=2), seconds=500)
+    wait_for(lambda: runs_attempt(disturbed, 2), seconds=500)
     frozen.signal(signal.SIGCONT)
     assert other.process.wait(timeout=1000) == 0, other.output.read_text()
     assert frozen.process.wait(timeout=250) == 0, frozen.output.read_text()
-    assert_equal(disturbed, undisturbed, attempts=2)
+    check_resumed(disturbed, undisturbed)
     told = [line for line in frozen.output.read_text().splitlines() if "silent" in line]
     assert len(told) == 1, frozen.output.read_text()
     assert "attempt 2 on machine-1 has taken it over" in told[0]
@@ -194,17 +183,17 @@ def test_a_pod_that_comes_back_in_a_new_namespace_waits_for_its_own_lease(
     disturbed = long_run(tmp_path)
     train = [*ASYNCPP, "train", str(disturbed.folder), "--replay"]
     pod = start(*train)
-    wait_for(lambda: trains(disturbed, attempt=1), seconds=250)
+    wait_for(lambda: runs_attempt(disturbed, 1), seconds=250)
     # While it lives nobody else trains the run.
     with slowed(pod):
         second = start(*train)
         assert second.process.wait(timeout=250) == 2
     assert "is being run on machine-0 (attempt 1)" in second.output.read_text()
-    assert trains(disturbed, attempt=1)
+    assert runs_attempt(disturbed, 1)
     pod.vanish()
     again = start(*train)
     assert again.process.wait(timeout=1000) == 0, again.output.read_text()
-    assert_equal(disturbed, undisturbed, attempts=2)
+    check_resumed(disturbed, undisturbed)
 
 
 def test_a_frozen_pod_ends_with_one_line_when_it_goes_on(
@@ -213,14 +202,14 @@ def test_a_frozen_pod_ends_with_one_line_when_it_goes_on(
     disturbed = long_run(tmp_path)
     train = [*ASYNCPP, "train", str(disturbed.folder), "--replay"]
     frozen = start(*train)
-    wait_for(lambda: trains(disturbed, attempt=1), seconds=250)
+    wait_for(lambda: runs_attempt(disturbed, 1), seconds=250)
     frozen.signal(signal.SIGSTOP)
     other = start(*train)
-    wait_for(lambda: trains(disturbed, attempt=2), seconds=500)
+    wait_for(lambda: runs_attempt(disturbed, 2), seconds=500)
     frozen.signal(signal.SIGCONT)
     assert frozen.process.wait(timeout=250) == 1
     told = [line for line in frozen.output.read_text().splitlines() if "asyncpp:" in line]
     assert len(told) == 1, frozen.output.read_text()
     assert "attempt 1 was given up" in told[0]
     assert other.process.wait(timeout=1000) == 0, other.output.read_text()
-    assert_equal(disturbed, undisturbed, attempts=2)
+    check_resumed(disturbed, undisturbed)
