@@ -222,21 +222,6 @@ def test_an_unknown_template_is_refused_with_those_there_are(tmp_path: Path) -> 
         read_mapping(tmp_path / "pipe.yaml")
 
 
-@pytest.mark.slow
-def test_a_folder_that_holds_something_else_is_left_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("ten years of work")
-    assert str(tmp_path) in refusal("sweep", "quickstart", "--out", tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
-    assert "is a file" in refusal("sweep", "quickstart", "--out", tmp_path / "thesis.tex")
-
-    experiment = tmp_path / "experiment"
-    succeeded("sweep", "quickstart", "--out", experiment)
-    before = (experiment / "experiment.json").read_text()
-    assert "another experiment" in refusal("sweep", "quickstart", "train.steps=7", "--out", experiment)
-    assert (experiment / "experiment.json").read_text() == before
-    assert len(list((experiment / "runs").iterdir())) == 6
-
-
 @pytest.mark.parametrize("command", ["launch", "status", "report"])
 def test_commands_refuse_a_folder_without_an_experiment(tmp_path: Path, command: str) -> None:
     assert "experiment.json" in refusal(command, tmp_path)

@@ -18,10 +18,12 @@ import pytest
 from support.command_line import succeeded
 from support.launches import (
     HOUR,
+    Launched,
     SetClock,
     StartLaunch,
     check_same,
     hours_off,
+    is_training,
     processes_of,
     stepping,
     sweep,
@@ -46,20 +48,29 @@ CHANGES = [
 ]
 
 
-def wait_for_a_save(experiment: Experiment, *, seconds: float) -> None:
-    """Wait until a run begins to write a checkpoint, but no longer than that."""
-    before = set(experiment.folder.glob("runs/*/checkpoints/.writing-*"))
-    deadline = time.monotonic() + seconds
-    while not set(experiment.folder.glob("runs/*/checkpoints/.writing-*")) - before:
-        if time.monotonic() > deadline:
-            return
+def unfinished(experiment: Experiment) -> set[Path]:
+    """Checkpoints that are being written, or were when a process was killed."""
+    return set(experiment.folder.glob("runs/*/checkpoints/.writing-*"))
+
+
+def wait_for_a_moment(experiment: Experiment, launched: Launched, chance: random.Random) -> None:
+    """Wait while processes start, train or save, but no longer than the launch lasts."""
+    moment = chance.choice(["any", "training", "saving"])
+    before = unfinished(experiment)
+    while launched.process.poll() is None and moment != "any":
+        if moment == "training" and any(is_training(run) for run in experiment.runs):
+            break
+        if moment == "saving" and unfinished(experiment) - before:
+            break
         time.sleep(0.0005)
+    time.sleep(chance.uniform(0.0, {"any": 8.0, "training": 1.0, "saving": 0.01}[moment]))
 
 
 def check_checkpoints(run: Run) -> None:
     """Each attempt began where the one before had saved last, and every checkpoint is whole."""
     step = 0
-    for row in map(json.loads, run.metrics_file.read_text().splitlines()):
+    whole_lines = [line for line in run.metrics_file.read_text().splitlines() if line.endswith("}")]
+    for row in map(json.loads, whole_lines):
         if row["kind"] == "start":
             # The one that it was killed in while it saved, and the rest of the interval after the one before.
             assert step - 2 * INTERVAL < row["step"] <= step, run.id
@@ -84,11 +95,7 @@ def test_runs_end_with_the_same_rows_and_weights_whatever_is_killed_and_whatever
         while any(run.status().state != State.COMPLETED for run in experiment.runs):
             if launched.process.poll() is not None:
                 launched = start_launch(experiment.folder)
-            if chance.random() < 0.5:
-                time.sleep(chance.uniform(0.0, 8.0))
-            else:
-                wait_for_a_save(experiment, seconds=8.0)
-                time.sleep(chance.uniform(0.0, 0.01))
+            wait_for_a_moment(experiment, launched, chance)
             if kills < KILLS:
                 running = [run for run in experiment.runs if run.status().state == State.RUNNING]
                 processes = [process for run in running for process in processes_of(run)]
