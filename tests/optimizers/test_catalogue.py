@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.optimizer_models import SHAPES
+from support.optimizer_references import SHAPES
 
 import optimizers
 from optimizers.build import build_optimizer

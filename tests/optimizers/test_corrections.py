@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.optimizer_models import error_feedback
-from support.optimizer_models import parameters as all_parameters
+from support.optimizer_references import error_feedback
+from support.optimizer_references import parameters as all_parameters
 from torch import Tensor
 
 import optimizers

@@ -11,8 +11,7 @@ import torch
 import yaml
 from scipy.optimize import linprog
 from support.files import ROOT
-from support.optimizer_models import gradients, parameters
-from support.optimizer_references import orthogonal
+from support.optimizer_references import gradients, orthogonal, parameters
 from torch.utils.flop_counter import FlopCounterMode
 
 from optimizers import declaration

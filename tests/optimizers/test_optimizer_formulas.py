@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from support.optimizer_models import gradients, parameters, rates
-from support.optimizer_references import RULES
+from support.optimizer_references import RULES, gradients, parameters, rates
 from torch import Tensor
 
 import optimizers

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from support.optimizer_models import error_feedback
+from support.optimizer_references import error_feedback
 
 from optimizers.build import build_optimizer, build_stage_correction
 from optimizers.corrections.base import Correction, PlainUpdate

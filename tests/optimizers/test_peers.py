@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytorch_optimizer as peers
 import torch
-from support.optimizer_models import gradients, parameters
+from support.optimizer_references import gradients, parameters
 from torch import Tensor
 
 from optimizers.build import build_optimizer

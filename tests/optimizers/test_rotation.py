@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.optimizer_models import parameters
+from support.optimizer_references import parameters
 
 from optimizers.build import build_optimizer
 from optimizers.rules.basis_rotation import stage_aware_intervals

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.polynomial import polynomial
-from support.optimizer_models import error_feedback
+from support.optimizer_references import error_feedback
 
 from optimizers.build import build_optimizer
 from optimizers.stability import FORMS, best_coefficient, characteristic, stability_limit

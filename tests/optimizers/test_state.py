@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.optimizer_models import SHAPES, error_feedback, gradients, parameters
+from support.optimizer_references import SHAPES, error_feedback, gradients, parameters
 from torch import Tensor
 
 import optimizers

@@ -125,9 +125,11 @@ def sweep(folder: Path, *changes: str) -> Experiment:
 
 
 def train_all(folder: Path | str) -> None:
-    """Train every run of an experiment by replay, in the test's process, which has imported torch already."""
+    """Train the runs of an experiment that are not completed, by replay in this process."""
     for run in open_experiment(Path(folder)).runs:
-        succeeded("train", run.folder, "--replay")
+        if run.status().state != State.COMPLETED:
+            succeeded("train", run.folder, "--replay")
+            assert run.status().state == State.COMPLETED
 
 
 def wait_for(condition: Callable[[], bool], *, seconds: float) -> None:

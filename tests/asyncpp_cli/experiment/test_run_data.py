@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
 from support.files import ROOT
+from support.launches import train_all
+from support.report_experiment import cells_of, report_of
 from support.texts import check_data_refused
 
 from asyncpp_cli.base.errors import DamagedError
@@ -55,17 +57,6 @@ def ids(experiment: Path) -> list[str]:
     return [cell.id for cell in open_experiment(experiment).cells]
 
 
-def states(experiment: Path) -> list[State]:
-    return [run.status().state for run in open_experiment(experiment).runs]
-
-
-def train(experiment: Path) -> None:
-    """Train what is not completed, one run after the other in this process."""
-    for run in open_experiment(experiment).runs:
-        if run.status().state != State.COMPLETED:
-            succeeded("train", run.folder, "--replay")
-
-
 @pytest.fixture(params=DATA)
 def key(folder: Path, request: pytest.FixtureRequest) -> str:
     """A template whose data, at this key, lie at `here`."""
@@ -104,8 +95,7 @@ def test_moved_data_is_found_where_the_user_says_it_went_and_changed_data_refuse
     assert "holds other data" in refusal("data", "moved", "e", "mine.yaml")
     ended = succeeded("data", "moved", "e", "there")
     assert "2 runs" in ended.errors + ended.output
-    train(Path("e"))
-    assert states(Path("e")) == [State.COMPLETED] * 2
+    train_all("e")
     changed = "there" if key == "data.path" else "code"
     other_words(changed if key == "data.path" else "code/a.py")
     said = refusal("sweep", "mine.yaml", f"{key}=there", "--out", "e")
@@ -124,8 +114,7 @@ def test_sweeping_again_with_the_new_place_says_so_too(folder: Path) -> None:
     ended = succeeded("sweep", "mine.yaml", *changes, "--out", "e")
     assert "1 runs added to the 2" in ended.errors + ended.output
     assert ids(Path("e"))[:2] == before
-    train(Path("e"))
-    assert states(Path("e")) == [State.COMPLETED] * 3
+    train_all("e")
 
 
 @pytest.mark.slow
@@ -142,7 +131,7 @@ def test_changed_data_is_refused_by_a_launch_a_resumed_run_and_another_seed(fold
     assert "has changed since the runs of e were made" in said
     assert ids(Path("e")) == [run.id]
     (folder / "texts" / "0.txt").write_text(held)
-    train(Path("e"))
+    train_all("e")
 
 
 @pytest.mark.slow
@@ -152,7 +141,7 @@ def test_a_run_without_a_cache_splits_its_text_in_its_own_folder(
     (folder / "file").write_text("no folder")
     monkeypatch.setenv("ASYNCPP_CACHE", str(folder / "file" / "cache"))
     succeeded("sweep", "mine.yaml", "matrix.seed=[0]", "--out", "e")
-    train(Path("e"))
+    train_all("e")
     [run] = open_experiment(Path("e")).runs
     assert run.status().state == State.COMPLETED
     assert len(list((run.folder / "text").glob("bytes-*/manifest.json"))) == 1
@@ -161,12 +150,30 @@ def test_a_run_without_a_cache_splits_its_text_in_its_own_folder(
 @pytest.mark.slow
 def test_the_report_names_the_data(folder: Path) -> None:
     succeeded("sweep", "mine.yaml", "--out", "e")
-    train(Path("e"))
+    train_all("e")
     data = open_experiment(Path("e")).runs[0].config().data
     assert data.sha256 is not None
     assert f"Data: SHA-256 {data.sha256}" in asyncpp("report", "e", "--format", "markdown").output
     [cell] = json.loads(asyncpp("report", "e", "--format", "json").output)
     assert cell["conditions"]["corpus_sha256"] == data.sha256
+
+
+@pytest.mark.slow
+def test_weights_are_an_axis_and_the_report_says_the_shares(folder: Path) -> None:
+    Path("mine.yaml").write_text(TEMPLATE + DATA["data.sources.wiki"])
+    weights = ["matrix.data.weights.wiki=[1,3]", "matrix.seed=[0]"]
+    succeeded("sweep", "mine.yaml", *weights, "--out", "e")
+    train_all("e")
+    assert [cell["data.weights.wiki"] for cell in cells_of(folder / "e")] == [1.0, 3.0]
+    [line] = [line for line in report_of(folder / "e").conditions if line.startswith("Shares of the sources")]
+    even, uneven = line.removeprefix("Shares of the sources in sequences: ").split("; or ")
+    tokens = "code 0.5 (1,026 tokens), wiki 0.5 (1,102 tokens)"
+    assert even == tokens
+    assert uneven == tokens.replace("code 0.5", "code 0.25").replace("wiki 0.5", "wiki 0.75")
+    succeeded("sweep", "mine.yaml", *weights, "data.weights.code=1.0", "--out", "same")
+    assert ids(Path("same")) == ids(Path("e"))
+    succeeded("export", f"e/{ids(Path('e'))[0]}", "--out", "weights")
+    assert Path("weights/tokenizer.json").exists()
 
 
 @pytest.mark.slow

@@ -1,18 +1,174 @@
-"""Training under NCCL's rules (`like_nccl`): it ends, with the rows of replay, bit for bit."""
+"""Training under NCCL's rules, over gloo: it ends, with the rows of replay, bit for bit.
+
+A communicator is one queue: its operations run one at a time, in the order in which they were begun. The
+first operation of a kind with a peer blocks the host until the peer has begun its own.
+"""
 
 from __future__ import annotations
 
+import datetime
+import queue
 import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support.like_nccl import nccl_rules
+import torch
 from support.small_runs import small_config
 from support.training_cases import check_processes_are_replays, of_every_schedule, train_here
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
 
+from stages.comm.communicator import Communicator, Work
 from stages.comm.process import Process
 from stages.config.run_config import RunConfig
 from stages.config.segments import schedule_facts
+
+WAIT = 60.0
+"""Seconds after which an operation counts as hung."""
+
+
+class _QueuedWork:
+    def __init__(self, description: str) -> None:
+        self._description = description
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self, begin: Callable[[], Work]) -> None:
+        """Perform the operation, in the communicator's thread."""
+        try:
+            begin().wait()
+        except BaseException as error:
+            self._error = error
+        self._over.set()
+
+    def is_completed(self) -> bool:
+        return self._over.is_set()
+
+    def wait(self) -> object:
+        if not self._over.wait(WAIT):
+            raise TimeoutError(f"{self._description}: never completed")
+        if self._error is not None:
+            raise self._error
+        return None
+
+
+class LikeNccl:
+    """A communicator with NCCL's order of operations.
+
+    Args:
+        gloo: communicator that performs the operations.
+        store: store that only its members use.
+        name: name in error messages.
+        rank: rank of this process in the communicator.
+        size: number of members.
+        connecting: whether the first operation of a kind with a peer blocks the host.
+        late: delay of every collective, in seconds.
+    """
+
+    def __init__(
+        self,
+        gloo: Communicator,
+        store: Store,
+        *,
+        name: str,
+        rank: int,
+        size: int,
+        connecting: bool,
+        late: float,
+    ) -> None:
+        self._gloo = gloo
+        self._store = store
+        self._name = name
+        self._rank = rank
+        self._size = size
+        self._connecting = connecting
+        self._late = late
+        self._connected: set[str] = set()
+        self._queue: queue.Queue[tuple[Callable[[], Work], _QueuedWork] | None] = queue.Queue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def close(self) -> None:
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)
+        while (item := self._queue.get()) is not None:
+            begin, work = item
+            work.run(begin)
+
+    def _begin(self, kind: str, peer_kind: str, peers: Sequence[int], begin: Callable[[], Work]) -> Work:
+        if self._connecting and kind not in self._connected:
+            self._connected.add(kind)
+            self._store.set(f"{self._rank} {kind}", "begun")
+            try:
+                self._store.wait([f"{peer} {peer_kind}" for peer in peers], datetime.timedelta(seconds=WAIT))
+            except Exception as error:
+                raise TimeoutError(f"{self._name}: the host waits in its first {kind}") from error
+        work = _QueuedWork(f"{self._name}: {kind}")
+        self._queue.put((begin, work))
+        return work
+
+    def _together(self, kind: str, begin: Callable[[], Work]) -> Work:
+        def begin_late() -> Work:
+            time.sleep(self._late)
+            return begin()
+
+        others = [rank for rank in range(self._size) if rank != self._rank]
+        return self._begin(kind, kind, others, begin_late)
+
+    def send(self, tensors: list[Tensor], to: int, tag: int, /) -> Work:
+        return self._begin("send", "recv", [to], lambda: self._gloo.send(tensors, to, tag))
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int, /) -> Work:
+        return self._begin("recv", "send", [source], lambda: self._gloo.recv(tensors, source, tag))
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> Work:
+        return self._together("allgather", lambda: self._gloo.allgather(outputs, inputs))
+
+    def broadcast(self, tensor: Tensor, root: int, /) -> Work:
+        return self._together(f"broadcast from {root}", lambda: self._gloo.broadcast(tensor, root))
+
+    def alltoall_base(
+        self, output: Tensor, given: Tensor, output_sizes: list[int], given_sizes: list[int], /
+    ) -> Work:
+        return self._together(
+            "alltoall", lambda: self._gloo.alltoall_base(output, given, output_sizes, given_sizes)
+        )
+
+
+@contextmanager
+def nccl_rules(*, connecting: bool = True, late: Callable[[str], float] = lambda name: 0.0) -> Iterator[None]:
+    """Within the block, processes create communicators that keep NCCL's rules.
+
+    Args:
+        connecting: whether the first operation of a kind with a peer blocks the host.
+        late: delay of a communicator's collectives in seconds, from its name.
+    """
+    plain: Any = Process._communicator
+    created: list[LikeNccl] = []
+
+    def communicator(self: Process, name: str, ranks: Sequence[int], *, link: bool) -> Communicator:
+        like = LikeNccl(
+            plain(self, name, ranks, link=link),
+            PrefixStore(f"like NCCL {name}", self.store),
+            name=name,
+            rank=list(ranks).index(self.rank),
+            size=len(ranks),
+            connecting=connecting,
+            late=late(name),
+        )
+        created.append(like)
+        return like
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Process, "_communicator", communicator)
+        yield
+    for like in created:
+        like.close()
 
 
 def train_like_nccl(process: Process, config: RunConfig) -> list[dict[str, Any]]:

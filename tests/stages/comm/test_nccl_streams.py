@@ -7,10 +7,17 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
-from support.host_events import Begin, Operation, Recording
 from support.recorded_host import record
 from support.small_runs import small_config, with_experts
-from support.stream_model import hangs, hangs_where_one_syncs, hangs_where_two_sync, lead_of_receives
+from support.stream_model import (
+    Begin,
+    Operation,
+    Recording,
+    hangs,
+    hangs_where_one_syncs,
+    hangs_where_two_sync,
+    lead_of_receives,
+)
 
 from schedules import FAMILY, ScheduleError, build
 from stages.comm.device_settings import DeviceSettingError, check_environment

@@ -8,15 +8,15 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.hub_members import SECRET, Harmful, all_at_once, hub_of, members_of
 from support.privileges import network_namespace
 from torch._C._distributed_c10d import PrefixStore
 
@@ -25,7 +25,39 @@ from stages.comm.process import ADDRESS_FILE, Process, connected
 from stages.comm.rendezvous import authenticated
 from stages.comm.rendezvous.authenticated import ForeignError, Sealer, make_secret, read_secret
 from stages.comm.rendezvous.client import GoneError, HubStore, Meetings, Member
+from stages.comm.rendezvous.hub import Hub
 from stages.config.run_config import SiteConfig
+
+SECRET = b"s" * 32
+
+
+class Harmful:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("harm-was-done"),)
+
+
+@contextmanager
+def hub_of(size: int, *, host: str = LOOPBACK) -> Iterator[Hub]:
+    hub = Hub(host, size=size, secret=SECRET)
+    try:
+        yield hub
+    finally:
+        hub.close(failed=True)
+
+
+@contextmanager
+def members_of(hub: Hub, size: int, *, host: str = LOOPBACK) -> Iterator[list[Member]]:
+    with ExitStack() as stack:
+        members = []
+        for rank in range(size):
+            members.append(Member(host, hub.port, rank=rank, secret=SECRET, timeout=30))
+            stack.callback(members[-1].close, failure=None)
+        yield members
+
+
+def all_at_once(*work: Any) -> list[Any]:
+    with ThreadPoolExecutor(len(work)) as pool:
+        return [future.result(timeout=120) for future in [pool.submit(part) for part in work]]
 
 
 def test_messages_pass_whole_once_in_order_and_one_way() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.recorded_host import check_streams, record, record_replay, tiny_run
-from support.recorded_process import RecordedStreams
+from support.recorded_host import RecordedStreams, check_streams, record, record_replay, tiny_run
 from support.small_runs import small_config, with_experts
 from support.stream_model import unordered
 from support.training_cases import SCHEDULES, TWO_STAGES_A_RANK
