@@ -6,7 +6,7 @@ left when the next begins. `unflushed` runs 1F1B through all micro-batches of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -154,6 +154,50 @@ def unflushed(
         initial_versions: Versions held at the start; the last is the newest.
         final_versions: Versions that must still be held at the drain.
     """
+    return run_through(
+        segment,
+        [_one_stage(segment, stage, ahead=ahead) for stage in range(segment.ranks)],
+        schedule=schedule,
+        rank_of_stage=range(segment.ranks),
+        update_interval=update_interval,
+        updates_together=updates_together,
+        stashed=stashed,
+        read=read,
+        initial_versions=initial_versions,
+        final_versions=final_versions,
+    )
+
+
+def _one_stage(segment: Segment, stage: int, *, ahead: int) -> Iterator[tuple[int, Op, int]]:
+    first = segment.first_microbatch
+    count, warmup = segment.end_microbatch - first, ahead * (segment.ranks - 1 - stage)
+    for op, index in one_forward_one_backward(warmup=warmup, count=count):
+        yield stage, op, first + index
+
+
+def run_through(
+    segment: Segment,
+    orders: Iterable[Iterable[tuple[int, Op, int]]],
+    *,
+    schedule: str,
+    rank_of_stage: Sequence[int],
+    update_interval: int,
+    updates_together: bool = True,
+    stashed: bool,
+    read: Callable[[int, int], int],
+    initial_versions: tuple[int, ...],
+    final_versions: tuple[int, ...],
+) -> Program:
+    """The program whose ranks run through the segment without a flush; a stage updates after every
+    `update_interval`-th backward, or weight half of a split one.
+
+    Args:
+        segment: To build the program for.
+        orders: For each rank, its order within the segment, without updates: stage, op, and micro-batch,
+            numbered through the run.
+        schedule: As for `unflushed`, and so is the rest.
+        rank_of_stage: Which rank performs each stage's actions.
+    """
     return Program(
         schedule=schedule,
         microbatches=segment.microbatches,
@@ -161,48 +205,34 @@ def unflushed(
         updates_together=updates_together,
         steps=segment.steps,
         first_step=segment.first_step,
-        rank_of_stage=tuple(range(segment.ranks)),
+        rank_of_stage=tuple(rank_of_stage),
         initial_versions=initial_versions,
         final_versions=final_versions,
         actions=tuple(
-            _run_through(
-                segment,
-                stage=stage,
-                update_interval=update_interval,
-                stashed=stashed,
-                ahead=ahead,
-                read=read,
-                newest=initial_versions[-1],
-            )
-            for stage in range(segment.ranks)
+            tuple(_with_versions(order, update_interval, stashed, read, initial_versions[-1]))
+            for order in orders
         ),
     )
 
 
-def _run_through(
-    segment: Segment,
-    *,
-    stage: int,
-    update_interval: int,
+def _with_versions(
+    order: Iterable[tuple[int, Op, int]],
+    interval: int,
     stashed: bool,
-    ahead: int,
     read: Callable[[int, int], int],
-    newest: int,
-) -> tuple[Action, ...]:
-    forward, update = Op.FORWARD, Op.UPDATE
-    first = segment.first_microbatch
-    count = segment.end_microbatch - first
-    read_by: list[int] = []
-    actions = []
-    warmup = ahead * (segment.ranks - 1 - stage)
-    for op, index in one_forward_one_backward(warmup=warmup, count=count):
+    initial: int,
+) -> Iterator[Action]:
+    """The actions of an order with the versions that they read, and the updates between them."""
+    forward, input_half, update = Op.FORWARD, Op.BACKWARD_INPUT, Op.UPDATE
+    newest: dict[int, int] = {}
+    read_by: dict[tuple[int, int], int] = {}
+    for stage, op, microbatch in order:
+        version = newest.setdefault(stage, initial)
         if op is forward:
-            version = read(first + index, newest)
-            read_by.append(version)
-            actions.append(Action(stage, op, first + index, version))
-        else:
-            actions.append(Action(stage, op, first + index, read_by[index] if stashed else newest))
-            if (index + 1) % update_interval == 0:
-                newest += 1
-                actions.append(Action(stage, update, NO_MICROBATCH, newest))
-    return tuple(actions)
+            version = read_by[stage, microbatch] = read(microbatch, version)
+        elif stashed:
+            version = read_by[stage, microbatch]
+        yield Action(stage, op, microbatch, version)
+        if op is not forward and op is not input_half and (microbatch + 1) % interval == 0:
+            newest[stage] += 1
+            yield Action(stage, update, NO_MICROBATCH, newest[stage])

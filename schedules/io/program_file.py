@@ -19,20 +19,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from schedules.actions import Action, Program, ScheduleError, parse_action
 
 FIRST_LINE = "asyncpp program, format 1"
-_KEYS = (
-    "schedule",
-    "microbatches",
-    "update_interval",
-    "steps",
-    "first_step",
-    "rank_of_stage",
-    "initial_versions",
-    "final_versions",
-)
+_NUMBERS = ("microbatches", "update_interval", "steps", "first_step")
+_LISTS = ("rank_of_stage", "initial_versions", "final_versions")
+_KEYS = ("schedule", *_NUMBERS, *_LISTS)
 _OPTIONAL_KEYS = ("updates_together", "head_shards", "tied_shards")
 _RANK_LINE = re.compile(r"rank +(\d{1,9})")
 
@@ -42,13 +36,8 @@ def to_text(program: Program) -> str:
     lines = [
         FIRST_LINE,
         f"schedule: {program.schedule}",
-        f"microbatches: {program.microbatches}",
-        f"update_interval: {program.update_interval}",
-        f"steps: {program.steps}",
-        f"first_step: {program.first_step}",
-        f"rank_of_stage: {_joined(program.rank_of_stage)}",
-        f"initial_versions: {_joined(program.initial_versions)}",
-        f"final_versions: {_joined(program.final_versions)}",
+        *(f"{key}: {getattr(program, key)}" for key in _NUMBERS),
+        *(f"{key}: {' '.join(map(str, getattr(program, key)))}" for key in _LISTS),
     ]
     if not program.updates_together and program.update_interval == program.microbatches:
         lines.append("updates_together: 0")
@@ -57,7 +46,7 @@ def to_text(program: Program) -> str:
     if program.tied_shards:
         lines.append("tied_shards: 1")
     for rank, actions in enumerate(program.actions):
-        lines.append(f"rank {rank}: {' '.join(str(action) for action in actions)}")
+        lines.append(f"rank {rank}: {' '.join(map(str, actions))}")
     return "\n".join(lines) + "\n"
 
 
@@ -107,24 +96,16 @@ def from_text(text: str, *, file: str) -> Program:
     # Left out, it follows from the update interval: stages that update more often do so on their own.
     default = _number(header, "update_interval") == _number(header, "microbatches")
     together = bool(_number(header, "updates_together")) if "updates_together" in header else default
+    numbers: dict[str, Any] = {key: _number(header, key) for key in _NUMBERS}
+    numbers |= {key: _numbers(header, key) for key in _LISTS}
     return Program(
         schedule=header["schedule"][0],
-        microbatches=_number(header, "microbatches"),
-        update_interval=_number(header, "update_interval"),
-        steps=_number(header, "steps"),
-        first_step=_number(header, "first_step"),
-        rank_of_stage=_numbers(header, "rank_of_stage"),
-        initial_versions=_numbers(header, "initial_versions"),
-        final_versions=_numbers(header, "final_versions"),
+        **numbers,
         actions=tuple(ranks),
         head_shards=_number(header, "head_shards") if "head_shards" in header else 0,
         tied_shards="tied_shards" in header and bool(_number(header, "tied_shards")),
         updates_together=together,
     )
-
-
-def _joined(numbers: tuple[int, ...]) -> str:
-    return " ".join(str(number) for number in numbers)
 
 
 def _parse_actions(value: str, *, where: str) -> tuple[Action, ...]:

@@ -8,12 +8,12 @@ ceil(k / a) updates fall between them (`mismatch_bounds`). In `paci` k is p - 1 
 
 from __future__ import annotations
 
-from schedules.actions import NO_MICROBATCH, Action, Op, Program
-from schedules.library.two_bw_v import block_of, rank_order
+from schedules.actions import Program
+from schedules.library.two_bw_v import block_of, rank_orders
 from schedules.library.v_block import EVEN_COSTS, BlockCosts, VBlock
 from schedules.library.v_shape import placement
 from schedules.schedule import Schedule
-from schedules.segment import Segment
+from schedules.segment import Segment, run_through
 
 
 def paci_v(
@@ -28,22 +28,17 @@ def paci_v(
         costs: At which no rank is ever idle.
     """
     block = block_of(ranks=segment.ranks, ahead=ahead, split=False, costs=costs)
-    return Program(
+    return run_through(
+        segment,
+        rank_orders(segment, block),
         schedule="paci-v",
-        microbatches=segment.microbatches,
+        rank_of_stage=placement(segment.ranks),
         update_interval=update_interval,
         updates_together=False,
-        steps=segment.steps,
-        first_step=segment.first_step,
-        rank_of_stage=tuple(placement(segment.ranks)),
+        stashed=False,
+        read=lambda microbatch, newest: newest,
         initial_versions=(segment.first_microbatch // update_interval,),
         final_versions=(segment.end_microbatch // update_interval,),
-        actions=tuple(
-            _rank_actions(
-                segment, block, stages=(rank, 2 * segment.ranks - 1 - rank), update_interval=update_interval
-            )
-            for rank in range(segment.ranks)
-        ),
     )
 
 
@@ -54,19 +49,6 @@ def mismatch_bounds(block: VBlock, *, update_interval: int) -> list[int]:
         for forward, backward in zip(block.forward, block.backward, strict=True)
     ]
     return [-(-count // update_interval) for count in others]
-
-
-def _rank_actions(
-    segment: Segment, block: VBlock, *, stages: tuple[int, int], update_interval: int
-) -> tuple[Action, ...]:
-    newest = dict.fromkeys(stages, segment.first_microbatch // update_interval)
-    actions = []
-    for stage, op, microbatch in rank_order(segment, block, stages=stages):
-        actions.append(Action(stage, op, microbatch, newest[stage]))
-        if op is Op.BACKWARD and (microbatch + 1) % update_interval == 0:
-            newest[stage] += 1
-            actions.append(Action(stage, Op.UPDATE, NO_MICROBATCH, newest[stage]))
-    return tuple(actions)
 
 
 PACI_V = Schedule(

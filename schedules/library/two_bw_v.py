@@ -8,13 +8,13 @@ backwards and p / 3 with split ones; 2bw's first rank holds p.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
-from schedules.actions import NO_MICROBATCH, Action, Op, Program, ScheduleError
+from schedules.actions import Op, Program, ScheduleError
 from schedules.library.v_block import EVEN_COSTS, BlockCosts, VBlock, v_block
 from schedules.library.v_shape import placement
 from schedules.schedule import Schedule
-from schedules.segment import Segment, legal_delay
+from schedules.segment import Segment, legal_delay, run_through
 
 
 def block_of(*, ranks: int, ahead: int, split: bool, costs: BlockCosts = EVEN_COSTS) -> VBlock:
@@ -87,54 +87,36 @@ def two_bw_v(
     def version_read(step: int) -> int:
         return max(step - delay, delayed_from)
 
-    return Program(
+    return run_through(
+        segment,
+        rank_orders(segment, block),
         schedule="2bw-v",
-        microbatches=segment.microbatches,
+        rank_of_stage=placement(segment.ranks),
         update_interval=segment.microbatches,
-        steps=segment.steps,
-        first_step=segment.first_step,
-        rank_of_stage=tuple(placement(segment.ranks)),
+        stashed=True,
+        read=lambda microbatch, newest: version_read(microbatch // segment.microbatches),
         initial_versions=tuple(range(version_read(segment.first_step), segment.first_step + 1)),
         final_versions=tuple(range(version_read(end_step), end_step + 1)),
-        actions=tuple(
-            _rank_actions(
-                segment, block, stages=(rank, 2 * segment.ranks - 1 - rank), version_read=version_read
-            )
-            for rank in range(segment.ranks)
-        ),
     )
 
 
-def rank_order(segment: Segment, block: VBlock, *, stages: tuple[int, int]) -> list[tuple[int, Op, int]]:
-    """Stage, op and micro-batch of each action of the rank that holds `stages`, updates aside, in order."""
-    starts = []
-    for stage in stages:
-        starts.append((block.forward[stage], stage, Op.FORWARD))
-        if block.weight is None:
-            starts.append((block.backward[stage], stage, Op.BACKWARD))
-        else:
-            starts.append((block.backward[stage], stage, Op.BACKWARD_INPUT))
-            starts.append((block.weight[stage], stage, Op.BACKWARD_WEIGHT))
-    microbatches = range(segment.first_microbatch, segment.end_microbatch)
-    in_order = sorted(
-        (start + block.period * microbatch, stage, op, microbatch)
-        for start, stage, op in starts
-        for microbatch in microbatches
-    )
-    return [(stage, op, microbatch) for _, stage, op, microbatch in in_order]
-
-
-def _rank_actions(
-    segment: Segment, block: VBlock, *, stages: tuple[int, int], version_read: Callable[[int], int]
-) -> tuple[Action, ...]:
-    last_half = Op.BACKWARD if block.weight is None else Op.BACKWARD_WEIGHT
-    actions = []
-    for stage, op, microbatch in rank_order(segment, block, stages=stages):
-        step, place = divmod(microbatch, segment.microbatches)
-        actions.append(Action(stage, op, microbatch, version_read(step)))
-        if op is last_half and place == segment.microbatches - 1:
-            actions.append(Action(stage, Op.UPDATE, NO_MICROBATCH, step + 1))
-    return tuple(actions)
+def rank_orders(segment: Segment, block: VBlock) -> Iterator[list[tuple[int, Op, int]]]:
+    """For each rank, the order of its actions, updates aside, where every micro-batch repeats the block."""
+    for rank in range(segment.ranks):
+        starts = []
+        for stage in (rank, 2 * segment.ranks - 1 - rank):
+            starts.append((block.forward[stage], stage, Op.FORWARD))
+            if block.weight is None:
+                starts.append((block.backward[stage], stage, Op.BACKWARD))
+            else:
+                starts.append((block.backward[stage], stage, Op.BACKWARD_INPUT))
+                starts.append((block.weight[stage], stage, Op.BACKWARD_WEIGHT))
+        in_order = sorted(
+            (start + block.period * microbatch, stage, op, microbatch)
+            for start, stage, op in starts
+            for microbatch in range(segment.first_microbatch, segment.end_microbatch)
+        )
+        yield [(stage, op, microbatch) for _, stage, op, microbatch in in_order]
 
 
 TWO_BW_V = Schedule(
