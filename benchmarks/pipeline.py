@@ -61,7 +61,7 @@ from stages.model.head_loss import next_token_loss
 from stages.pipeline.executor import RankExecutor
 from stages.update.clock import HostClock
 from stages.update.optimizer_step import StageState
-from stages.update.update_phases import UpdateRules
+from stages.update.update_phases import UpdateContext, UpdateRules
 from stages.update.update_stream import OneStream
 
 SHARDED = " with shards"
@@ -109,8 +109,7 @@ def ours(process: Process, options: argparse.Namespace, schedule: str, *, slow: 
         has_head = stage == program.loss_stage and not program.head_shards
         return SleepingStage(seconds + head * has_head, data=connection.data.size)
 
-    executor = RankExecutor(
-        rank=connection.rank,
+    context = UpdateContext(
         stages={
             stage: StageState(
                 weights=SleepingWeights(module_of(stage), data=connection.data), update=NoUpdate()
@@ -118,13 +117,12 @@ def ours(process: Process, options: argparse.Namespace, schedule: str, *, slow: 
             for stage in own
         },
         connection=connection,
-        batches=EmulatedBatches(),
         rules=UpdateRules(clip="global", common_step=True, max_skipped=0),
         clock=HostClock(),
-        streams=OneStream(),
         on_step=lambda result: None,
         stop=never,
     )
+    executor = RankExecutor(context, batches=EmulatedBatches(), streams=OneStream())
 
     def segment() -> float:
         nonlocal step

@@ -39,6 +39,11 @@ class Exchange(Generic[T]):
     device_waits: bool = field(default=False, kw_only=True)
     """Whether `take` may be called at once, since work launched after it waits on the device."""
 
+    def complete(self) -> T:
+        """Wait for its result."""
+        self.wait()
+        return self.take()
+
 
 @dataclass(frozen=True)
 class Reduction(Exchange[None]):

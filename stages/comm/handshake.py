@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from stages.config.torch_process import importing_torch, leave
 
@@ -28,15 +28,12 @@ with importing_torch():
     from schedules import build
     from schedules.dependencies import updated
     from schedules.messages import received, sent
-    from stages.comm.collectives import Exchange
     from stages.comm.device_settings import set_environment
     from stages.comm.process import Process, connected
     from stages.comm.reduction_rounds import reduction_plan
     from stages.comm.topology import Connection, connect
     from stages.config.run_config import SiteConfig
     from stages.shape.optimizer_sharding import assign_owners
-
-T = TypeVar("T")
 
 _SECONDS = 30.0
 _RANKS = 2
@@ -173,7 +170,7 @@ def _as_stages(process: Process) -> str:
         for outgoing in sent(action, program):
             links.send(outgoing, torch.full((_NUMBERS,), float(action.microbatch), device=process.device))
     links.finish()
-    ranks = [float(rank) for rank in _wait_and_take(connection.pipeline.all_gather(_filled(process, 1)))]
+    ranks = [float(rank) for rank in connection.pipeline.all_gather(_filled(process, 1)).complete()]
     return "" if ranks == [0.0, 1.0] else f"the ranks gathered {ranks}"
 
 
@@ -185,8 +182,8 @@ def _as_data_ranks(process: Process) -> str:
     flat = _filled(process, sum(sizes)) + 1
     reduction = connection.data.reduce_scatter(flat, plan, early=False)
     reduction.advance(len(sizes))
-    _wait_and_take(reduction)
-    _wait_and_take(connection.data.broadcast(flat, ownership.runs))
+    reduction.complete()
+    connection.data.broadcast(flat, ownership.runs).complete()
     if bool((flat == 3).all()):  # 1 of one rank and 2 of the other
         return ""
     return f"gradients of 1 and 2 were added to {flat[0]:g} and {flat[-1]:g}"
@@ -195,11 +192,6 @@ def _as_data_ranks(process: Process) -> str:
 def _filled(process: Process, count: int) -> Tensor:
     """A tensor of `count` entries, each this process's rank."""
     return torch.full((count,), float(process.rank), device=process.device)
-
-
-def _wait_and_take(exchange: Exchange[T]) -> T:
-    exchange.wait()
-    return exchange.take()
 
 
 if __name__ == "__main__":

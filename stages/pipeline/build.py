@@ -22,7 +22,7 @@ from stages.shape.partition import cut_of
 from stages.update.clock import clock_of
 from stages.update.optimizer_step import StageState, StageUpdate
 from stages.update.rank_stats import StepResult
-from stages.update.update_phases import UpdateRules
+from stages.update.update_phases import UpdateContext, UpdateRules
 from stages.update.update_stream import OneStream, streams_of
 from stages.weights.gradient_buffers import gradient_buffers
 from stages.weights.tied_head import TiedHead
@@ -36,12 +36,15 @@ MOST_ACTIONS = 1_000_000
 class Rank:
     """One rank, ready to run."""
 
-    number: int
-    """Rank in its pipeline."""
     connection: Connection
     stages: dict[int, StageState]
     batches: Batches
     executor: RankExecutor
+
+    @property
+    def number(self) -> int:
+        """Rank in its pipeline."""
+        return self.connection.rank
 
 
 class Types(NamedTuple):
@@ -162,33 +165,21 @@ def build_ranks(
                 tied = TiedHead(weights, embedding=stages[0].weights)
             stages[stage] = StageState(weights=weights, update=update, tied=tied)
         batches = Batches(config, corpus, device=device, data_rank=data.rank, data_ranks=data.size)
-        executor = RankExecutor(
-            rank=connection.rank,
+        context = UpdateContext(
             stages=stages,
             connection=connection,
-            batches=batches,
             rules=rules,
             clock=clock_of(device),
-            # Ranks that take turns in one process hand tensors to each other without events, so all work runs
-            # in the order of the calls.
-            streams=streams_of(device) if connection.links.waits else OneStream(),
-            on_step=on_step if data.rank == 0 else _ignore_step,
+            # Data rank 0 reports an update for all of them.
+            on_step=on_step if data.rank == 0 else lambda result: None,
             stop=stop,
         )
-        built.append(
-            Rank(
-                number=connection.rank,
-                connection=connection,
-                stages=stages,
-                batches=batches,
-                executor=executor,
-            )
-        )
+        # Ranks that take turns in one process hand tensors to each other without events, so all work runs in
+        # the order of the calls.
+        streams = streams_of(device) if connection.links.waits else OneStream()
+        executor = RankExecutor(context, batches=batches, streams=streams)
+        built.append(Rank(connection=connection, stages=stages, batches=batches, executor=executor))
     return built
-
-
-def _ignore_step(_result: StepResult) -> None:
-    """Data rank 0 reports an update for all of them."""
 
 
 def representative_programs(config: RunConfig) -> list[Program]:

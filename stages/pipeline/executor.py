@@ -16,7 +16,6 @@ from torch import Tensor
 from schedules.actions import Action, Op, Program
 from schedules.dependencies import launched, updated
 from schedules.messages import Kind, Message, received, sent
-from stages.comm.topology import Connection
 from stages.data.batches import Batches
 from stages.model.gradients.split_backward import DeferredGradients, add_matrix
 from stages.model.head_shard import HeadShard, ShardPass, merge_parts
@@ -24,10 +23,8 @@ from stages.pipeline.cuda_graphs import GraphedStage, most_in_flight, updates_un
 from stages.pipeline.stage_pass import Pass, run_stage
 from stages.pipeline.timeline import kept_actions
 from stages.update.async_update import RankUpdates
-from stages.update.clock import Clock
-from stages.update.optimizer_step import StageState
-from stages.update.rank_stats import RankTrace, StageTrace, StepResult
-from stages.update.update_phases import UpdateContext, UpdateRules
+from stages.update.rank_stats import RankTrace, StageTrace
+from stages.update.update_phases import UpdateContext
 from stages.update.update_stream import Streams
 from stages.weights.weight_versions import Replica
 
@@ -67,48 +64,21 @@ class RankExecutor:
     """Performs the actions of one rank.
 
     Args:
-        rank: number in the pipeline.
-        stages: the rank's stages, by number.
-        connection: to the other ranks.
+        context: of the rank: its stages, and what its updates work with.
         batches: source of tokens and targets.
-        rules: clipping and skipping of updates.
-        clock: measures the device's work.
         streams: the device's queues.
-        on_step: called with each update of the last stage, on the ranks that hold it.
-        stop: whether a stop has been requested. Where all stages update together, all ranks then end the
-            segment early, after the same step.
     """
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        stages: Mapping[int, StageState],
-        connection: Connection,
-        batches: Batches,
-        rules: UpdateRules,
-        clock: Clock,
-        streams: Streams,
-        on_step: Callable[[StepResult], None],
-        stop: Callable[[], bool],
-    ) -> None:
-        self._rank = rank
-        self._stages = stages
+    def __init__(self, context: UpdateContext, *, batches: Batches, streams: Streams) -> None:
+        connection = context.connection
+        self._rank = connection.rank
+        self._stages = context.stages
         self._links = connection.links
         self._data_ranks = connection.data.size
         self._data_rank = connection.data.rank
         self._batches = batches
-        self._clock = clock
-        context = UpdateContext(
-            stages=stages,
-            pipeline=connection.pipeline,
-            data=connection.data,
-            rules=rules,
-            clock=clock,
-            on_step=on_step,
-            stop=stop,
-        )
-        self._updates = RankUpdates(context, waits=connection.links.waits, streams=streams)
+        self._clock = context.clock
+        self._updates = RankUpdates(context, streams=streams)
         self.around: Callable[[Action], AbstractContextManager[object]] = lambda action: nullcontext()
         """Context in which an action is performed."""
         self.acted_at = 0.0

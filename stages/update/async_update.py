@@ -101,21 +101,14 @@ class _Pending:
     """First micro-batch of the update after the next. Where its gradient of a tied head's shard begins before
     the next update, it is added into the buffer that this update reads and clears."""
     awaited: Exchange[Any] | None = None
+    end: Any = None
+    """Its end on the updates' stream, once all of it is launched."""
 
     def is_needed(self, action: Action) -> bool:
         stages = [gathered.stage for gathered in self.unit]
         adds_into_it = action.op not in ADDING_NOTHING and action.stage in self.sole_buffers
         adds_into_it |= action.op is Op.HEAD_WEIGHT and action.microbatch >= self.ahead
         return adds_into_it or needs_update(action, stages=stages, version=self.unit[0].version)
-
-
-@dataclass(frozen=True)
-class _Launched:
-    """An update that is launched on the device and may not have completed."""
-
-    pending: _Pending
-    end: Any
-    """Its end on the updates' stream."""
 
 
 class RankUpdates:
@@ -125,16 +118,15 @@ class RankUpdates:
 
     Args:
         context: of the rank.
-        waits: whether this rank blocks until an exchange completes; if not, other ranks of its process run.
         streams: of the device that computes.
     """
 
-    def __init__(self, context: UpdateContext, *, waits: bool, streams: Streams) -> None:
+    def __init__(self, context: UpdateContext, *, streams: Streams) -> None:
         self._stages = context.stages
-        self._pipeline = context.pipeline
-        self._data = context.data
+        self._pipeline, self._data = context.connection.pipeline, context.connection.data
         self._rules = context.rules
-        self._waits = waits
+        self._waits = context.connection.links.waits
+        """Whether this rank blocks until an exchange completes; if not, other ranks of its process run."""
         self._clock = context.clock
         self._update_clock = context.clock.beside()
         self._streams = streams
@@ -145,7 +137,8 @@ class RankUpdates:
         self._cleared: dict[int, Any] = {}
         """By stage, the point on the updates' stream from which on its buffer is free for them."""
         self._pending: _Pending | None = None
-        self._launched: _Launched | None = None
+        self._launched: _Pending | None = None
+        """An update that is launched on the device and may not have completed."""
         self._phases = UpdatePhases(context, update_clock=self._update_clock)
 
     @property
@@ -189,16 +182,14 @@ class RankUpdates:
                     gradient.flat, weights.reduction, early=early, part=gradient.part
                 )
                 reduction.advance(len(gradient.views))
-                _complete(reduction)
+                reduction.complete()
             numbers = gradient.flat.new_zeros(unit + 2, dtype=torch.float64)
             stages = self._stages.values() if self._rules.common_step else (state,)
             counts = sum(other.weights.gradient_buffer.loads.numel() for other in stages)
-            _complete(self._data.all_gather(numbers.new_zeros(unit + 2 + counts)))
-            _complete(self._data.broadcast(weights.newest().flat, weights.ownership.runs))
-            if self._rules.common_step:
-                _complete(self._pipeline.all_gather(numbers[1:]))
-            else:
-                _complete(self._pipeline.all_gather(numbers[:1]))
+            self._data.all_gather(numbers.new_zeros(unit + 2 + counts)).complete()
+            self._data.broadcast(weights.newest().flat, weights.ownership.runs).complete()
+            shared = numbers[1:] if self._rules.common_step else numbers[:1]
+            self._pipeline.all_gather(shared).complete()
 
     def begin(self, program: Program, trace: RankTrace) -> None:
         """Prepare for a segment; its measurements go to `trace`."""
@@ -344,7 +335,7 @@ class RankUpdates:
                 self._resume(self._pending)
             self._resume_without_waiting()
         launched = self._launched
-        if launched is not None and (before is None or launched.pending.is_needed(before)):
+        if launched is not None and (before is None or launched.is_needed(before)):
             started = self._clock.mark()
             self._streams.join(launched.end)
             self._clock.measure(started, self._trace.note_wait_for_update)
@@ -378,13 +369,9 @@ class RankUpdates:
             except StopIteration:
                 self._pending = None
         if self._pending is None and self._beside:
-            self._launched = _Launched(pending, self._streams.point())
+            pending.end = self._streams.point()
+            self._launched = pending
 
     def _after_reduction(self) -> None:
         if self._data.size > 1 and not self._beside:
             self._streams.join(self._streams.point())
-
-
-def _complete(exchange: Exchange[Any]) -> None:
-    exchange.wait()
-    exchange.take()

@@ -16,6 +16,7 @@ from torch import Tensor
 from schedules.actions import NO_MICROBATCH, Action, Op, Program
 from schedules.dependencies import steps_to_agree
 from stages.comm.collectives import Exchange, Group, Reduction, sum_in_order
+from stages.comm.topology import Connection
 from stages.update.clock import Clock
 from stages.update.optimizer_step import StageState, squared_norm
 from stages.update.rank_stats import RankTrace, StepResult
@@ -55,17 +56,16 @@ class UpdateContext:
 
     stages: Mapping[int, StageState]
     """Stages of the rank, by number."""
-    pipeline: Group
-    """The ranks of this rank's pipeline, in order."""
-    data: Group
-    """The data ranks that hold the same stages."""
+    connection: Connection
+    """To the other ranks."""
     rules: UpdateRules
     clock: Clock
     """Clock of the device that computes."""
     on_step: Callable[[StepResult], None]
-    """Called with each update of the last stage."""
+    """Called with each update of the last stage, on the ranks that hold it."""
     stop: Callable[[], bool]
-    """Whether this process has been asked to stop."""
+    """Whether this process has been asked to stop. Where all stages update together, all ranks then end the
+    segment early, after the same step."""
 
 
 class _Verdict(NamedTuple):
@@ -94,7 +94,7 @@ class UpdatePhases:
         self._stages, self._rules = context.stages, context.rules
         self._update_clock = update_clock
         self._skipped = dict.fromkeys(context.stages, 0)
-        self.agreement = Agreement(context.pipeline, end=self._end_before)
+        self.agreement = Agreement(context.connection.pipeline, end=self._end_before)
 
     def begin(self, program: Program, trace: RankTrace) -> None:
         """Prepare for a segment; its measurements go to `trace`."""
@@ -119,7 +119,7 @@ class UpdatePhases:
             yield gathered.reduction
             gathered.reduction.take()
         reduced()
-        version, data = unit[0].version, self._rank.data
+        version, data = unit[0].version, self._rank.connection.data
         # Ranks end after whole steps.
         step, left = divmod(version * self._program.update_interval, self._program.microbatches)
         verdict = yield from self._judge(unit, stop=not left and self._rank.stop(), may_agree=may_agree)
@@ -149,7 +149,8 @@ class UpdatePhases:
         a step of torch's optimizers is not all on the device. Everything before it, clipping too, needs no
         value on the host, so on a GPU the host polls once: for the copy of the numbers.
         """
-        data, pipeline, rules = self._rank.data, self._rank.pipeline, self._rules
+        connection, rules = self._rank.connection, self._rules
+        data, pipeline = connection.data, connection.pipeline
         squares = []
         for gathered in unit:
             self._stages[gathered.stage].update.prepare(gathered.gradient)
