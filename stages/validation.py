@@ -143,18 +143,8 @@ def _check_factory(config: RunConfig, factory: str) -> None:
         raise ConfigError(
             "model.family", f"does not go with model.factory; accepted with it: {ModelConfig.family}"
         )
-    if config.model.init is not None:
-        raise ConfigError(
-            "model.init", "goes with the decoder, not with model.factory; accepted with it: null"
-        )
-    if config.model.tied:
-        raise ConfigError(
-            "model.tied", "goes with the decoder, not with model.factory; accepted with it: false"
-        )
-    for key in ("logit_softcap", "z_loss"):
-        value, default = getattr(config.model, key), getattr(ModelConfig, key)
-        if value != default:
-            accepted = "null" if default is None else f"{default:g}"
+    for key, accepted in {"init": "null", "tied": "false", "logit_softcap": "null", "z_loss": "0"}.items():
+        if getattr(config.model, key) != getattr(ModelConfig, key):
             raise ConfigError(
                 f"model.{key}", f"goes with the decoder, not with model.factory; accepted with it: {accepted}"
             )
@@ -481,10 +471,9 @@ def check_experts(config: RunConfig) -> None:
         for key in _DEPENDENT:
             value, default = getattr(model, key), getattr(ModelConfig, key)
             if value != default:
-                accepted = "null" if default is None else default
                 raise ConfigError(
                     f"model.{key}",
-                    f"is {_shown(value)}, and model.experts is 0; accepted with it: {accepted}",
+                    f"is {_shown(value)}, and model.experts is 0; accepted with it: {_shown(default)}",
                 )
         return
     if model.factory is not None:

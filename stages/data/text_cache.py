@@ -76,7 +76,8 @@ def prepare_text(config: DataConfig, *, cache: Path | None, spare: Path | None =
             problem = problem or error
     if spare is None:
         with suppress(OSError):
-            return _open_or_create(Path(_of_this_process()) / name, files, share=config.validation_share)
+            folder = Path(_folder_of_this_process().name)
+            return _open_or_create(folder / name, files, share=config.validation_share)
     why = "" if problem is None else f" ({problem.filename or cache}: {problem.strerror})"
     raise DataError(f"there is no folder to split the text of {root} into{why}; set ASYNCPP_CACHE to one")
 
@@ -84,10 +85,6 @@ def prepare_text(config: DataConfig, *, cache: Path | None, spare: Path | None =
 @functools.cache
 def _folder_of_this_process() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="asyncpp-text-")
-
-
-def _of_this_process() -> str:
-    return _folder_of_this_process().name
 
 
 def _key(share: float, root: Path, files: Sequence[TextFile]) -> str:

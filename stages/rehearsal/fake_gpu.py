@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -44,15 +45,10 @@ def fake_tensors(watch: Watch) -> Iterator[None]:
         # Of autocast, which checkpointing asks about the device.
         warnings.filterwarnings("ignore", message=".*CUDA is not available")
         for owner, name, value in _replacements(watch):
-            missing = object()
-            before = vars(owner).get(name, missing)
-            setattr(owner, name, value)
-            stack.callback(_put_back, owner, name, before, missing)
+            stack.enter_context(patch.object(owner, name, value, create=True))
         # Also where fake tensors call C++ themselves.
         handlers: dict[Any, Any] = fake_tensor._DISPATCH_META_HANDLERS
-        asked = torch.ops.prim.device.default
-        stack.callback(handlers.__setitem__, asked, handlers[asked])
-        handlers[asked] = lambda args: told(args[0])
+        stack.enter_context(patch.dict(handlers, {torch.ops.prim.device.default: lambda args: told(args[0])}))
         # An optimizer runs its loops over whole lists for these types only.
         supported = torch_optimizer._foreach_supported_types
         supported.append(FakeTensor)
@@ -61,13 +57,6 @@ def fake_tensors(watch: Watch) -> Iterator[None]:
         stack.enter_context(watch)
         stack.enter_context(_PythonCalls(watch))
         yield
-
-
-def _put_back(owner: Any, name: str, before: Any, missing: object) -> None:
-    if before is missing:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, before)
 
 
 def _replacements(watch: Watch) -> list[tuple[Any, str, Any]]:
