@@ -275,6 +275,10 @@ class _Waiting:
     missing: set[str]
 
 
+_OF_ONE_KEY = ("set", "append", "add", "exchange", "delete")
+"""Operations on the value of the key that they name."""
+
+
 class KeyValueStore:
     """Values by key. `get` and `wait` are answered once all of their keys have values."""
 
@@ -282,15 +286,6 @@ class KeyValueStore:
         self._values: dict[str, bytes] = {}
         self._waiting: dict[str, list[_Waiting]] = {}
         """By each missing key."""
-        self._operations: dict[str, Callable[[Json, bytes], Json]] = {
-            "set": self._set,
-            "append": self._append,
-            "add": self._add,
-            "exchange": self._exchange,
-            "delete": self._delete,
-            "check": self._check,
-            "count": self._count,
-        }
 
     def handle(self, request: Request) -> None:
         """Answer a request, now or once its keys have values.
@@ -298,15 +293,40 @@ class KeyValueStore:
         Raises:
             ValueError: there is no such operation.
         """
-        operation = str(request.header["do"])
-        if operation in ("get", "wait"):
-            self._answer_or_wait(request)
-        elif operation in self._operations:
-            request.reply(self._operations[operation](request.header, request.body))
-            if (key := request.header.get("key")) in self._values:
-                self._has_value(key)
-        else:
-            raise ValueError(f"{operation:.20} is no operation of the hub")
+        header, body, values = request.header, request.body, self._values
+        operation = str(header["do"])
+        key = str(header["key"]) if operation in _OF_ONE_KEY else ""
+        result: Json = None
+        match operation:
+            case "get" | "wait":
+                self._answer_or_wait(request)
+                return
+            case "set":
+                values[key] = body
+            case "append":
+                values[key] = values.get(key, b"") + body
+            case "add":
+                result = int(values.get(key, b"0")) + int(header["amount"])
+                values[key] = str(result).encode()
+            case "exchange":
+                # Write the rest of `body` if the value equals its first bytes; the value then, as hex.
+                split = int(header["expected"])
+                expected, desired = body[:split], body[split:]
+                value = values.get(key)
+                if value == expected or (value is None and not expected):
+                    values[key] = value = desired
+                result = (expected if value is None else value).hex()
+            case "delete":
+                result = values.pop(key, None) is not None
+            case "check":
+                result = all(each in values for each in header["keys"])
+            case "count":
+                result = len(values)
+            case _:
+                raise ValueError(f"{operation:.20} is no operation of the hub")
+        request.reply(result)
+        if key in values:
+            self._has_value(key)
 
     def _answer_or_wait(self, request: Request) -> None:
         keys = [str(key) for key in request.header["keys"]]
@@ -325,37 +345,6 @@ class KeyValueStore:
             waiting.missing.discard(key)
             if not waiting.missing:
                 self._answer_or_wait(waiting.request)  # another key may have been deleted meanwhile
-
-    def _set(self, header: Json, body: bytes) -> Json:
-        self._values[header["key"]] = body
-        return None
-
-    def _append(self, header: Json, body: bytes) -> Json:
-        self._values[header["key"]] = self._values.get(header["key"], b"") + body
-        return None
-
-    def _add(self, header: Json, _body: bytes) -> Json:
-        total = int(self._values.get(header["key"], b"0")) + int(header["amount"])
-        self._values[header["key"]] = str(total).encode()
-        return total
-
-    def _exchange(self, header: Json, body: bytes) -> Json:
-        """Write the rest of `body` if the value equals its first `expected` bytes; the value then, as hex."""
-        key, split = header["key"], int(header["expected"])
-        expected, desired = body[:split], body[split:]
-        value = self._values.get(key)
-        if value == expected or (value is None and not expected):
-            self._values[key] = value = desired
-        return (expected if value is None else value).hex()
-
-    def _delete(self, header: Json, _body: bytes) -> Json:
-        return self._values.pop(header["key"], None) is not None
-
-    def _check(self, header: Json, _body: bytes) -> Json:
-        return all(key in self._values for key in header["keys"])
-
-    def _count(self, _header: Json, _body: bytes) -> Json:
-        return len(self._values)
 
 
 _MOST_NAMED = 8

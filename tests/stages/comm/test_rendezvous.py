@@ -252,9 +252,9 @@ def test_a_run_goes_on_beside_foreign_processes(tmp_path: Path, monkeypatch: pyt
             site=SiteConfig(device="cpu"),
         ) as process:
             shared = exchange(process)
-            process.gather(None)
+            process.meetings.gather(None)
             found = set(listening() - before)
-            return process.gather(number), shared, found
+            return process.meetings.gather(number), shared, found
 
     with ThreadPoolExecutor(2) as pool:
         first: Future[Any] = pool.submit(rank, 0)

@@ -67,9 +67,9 @@ def counts_of_rank(results: Pipe, folder: Path, rank: int, ranks: int) -> None:
     site = SiteConfig(device="cpu", timeout=300.0, start_timeout=300.0)
     place = {"rank": rank, "size": ranks, "local_rank": rank, "local_size": ranks}
     with connected(**place, rendezvous=folder, site=site) as process:
-        process.gather(None, to=0)
+        process.meetings.gather(None, to=0)
         met = tcp_connections()
-        process.gather(None, to=0)
+        process.meetings.gather(None, to=0)
         connection = connect(
             process,
             rank_of_stage=range(STAGES),
@@ -81,9 +81,9 @@ def counts_of_rank(results: Pipe, folder: Path, rank: int, ranks: int) -> None:
         connection.links.connect()
         for group in (connection.pipeline, connection.data):
             use(group)
-        process.gather(None, to=0)
+        process.meetings.gather(None, to=0)
         used = tcp_connections()
-        process.gather(None, to=0)
+        process.meetings.gather(None, to=0)
         results.send((met, used, process.member.requests))
 
 
@@ -197,7 +197,7 @@ def exchange_in_all_groups(process: Process) -> list[list[float]]:
             exchange = group.all_gather(torch.tensor([float(process.rank)]))
             exchange.wait()
             received.append([float(number) for number in exchange.take()])
-    process.gather(None)
+    process.meetings.gather(None)
     return received
 
 
