@@ -20,7 +20,7 @@ from asyncpp_cli.base.progress import shown
 from asyncpp_cli.data.parts import InputPart, part_size, parts
 from asyncpp_cli.data.sources import Source
 from asyncpp_cli.data.tokenizers import Tokenizer, read_tokenizer, sha256_of
-from asyncpp_cli.data.worker import PartRecord, ShardSettings, start_worker, tokenize_in_worker
+from asyncpp_cli.data.worker import PartRecord, ShardSettings, start_worker, tokenize
 from stages.data.dataset import cache_folder
 from stages.data.integrity import ShardFacts, cache_facts
 from stages.data.prepared import FORMAT, MANIFEST, SPLITS, Prepared, read_prepared
@@ -112,7 +112,7 @@ def _in_this_process(
 ) -> Iterator[tuple[InputPart, PartRecord]]:
     start_worker(*arguments)
     for part in inputs:
-        yield part, tokenize_in_worker(part)
+        yield part, tokenize(part)
 
 
 def _in_pool(
@@ -129,7 +129,7 @@ def _in_pool(
                 part = next(inputs, None)
                 more = part is not None
                 if part is not None:
-                    running[pool.submit(tokenize_in_worker, part)] = part
+                    running[pool.submit(tokenize, part)] = part
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 yield running.pop(future), future.result()
     except BrokenProcessPool as error:

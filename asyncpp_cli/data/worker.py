@@ -61,12 +61,15 @@ class PartRecord:
     """Times that the separator stands within a line of text, where it ends no document."""
 
 
-def tokenize(part: InputPart, *, settings: ShardSettings, tokenizer: Tokenizer, out: Path) -> PartRecord:
-    """Write a part's shards into `out`.
+def tokenize(part: InputPart) -> PartRecord:
+    """Write a part's shards into the folder that `start_worker` was given.
 
     Raises:
         UserError: the input is not valid.
     """
+    settings: ShardSettings = _worker_state["settings"]
+    tokenizer: Tokenizer = _worker_state["tokenizer"]
+    out: Path = _worker_state["out"]
     dtype = np.dtype(dtype_for(tokenizer.vocab_size)).newbyteorder("<")
     start, end = settings.start_of_document, np.array([settings.end_of_document], dtype=dtype)
     before = np.array([] if start is None else [start], dtype=dtype)
@@ -166,7 +169,7 @@ _worker_state: dict[str, Any] = {}
 def start_worker(
     tokenizer: str | None, settings: ShardSettings, out: Path, name: str, end: str | None
 ) -> None:
-    """Set up a process for `tokenize_in_worker`; it exits with its parent.
+    """Set up a process for `tokenize`; it exits with its parent.
 
     Args:
         tokenizer: content of the tokenizer.json; None: bytes.
@@ -181,13 +184,3 @@ def start_worker(
     _worker_state["settings"], _worker_state["out"] = settings, out
     _worker_state["tokenizer"] = Bytes() if tokenizer is None else Library(tokenizer, name=name, end=end)
     exit_with_parent()
-
-
-def tokenize_in_worker(part: InputPart) -> PartRecord:
-    """`tokenize` with the state set up by `start_worker`."""
-    return tokenize(
-        part,
-        settings=_worker_state["settings"],
-        tokenizer=_worker_state["tokenizer"],
-        out=_worker_state["out"],
-    )

@@ -12,7 +12,7 @@ from typing import Any
 import schedules
 from asyncpp_cli.base.atomic_files import new_folder, write_record, write_text
 from asyncpp_cli.base.console import command
-from asyncpp_cli.base.errors import DamagedError, UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.matrix import axis_value, run_id
 from asyncpp_cli.experiment.own_code import CodeCopies
 from asyncpp_cli.experiment.run_data import config_to_train, owners_of
@@ -84,6 +84,7 @@ def continuations(
             not, the micro-batches are divided anew, so that a step has the same tokens.
 
     Raises:
+        DamagedError: a file of a run cannot be read.
         UserError: a run is running, has no valid checkpoint or nothing left to train, or a change is not
             accepted.
     """
@@ -138,10 +139,7 @@ def _continuation(run: Run, cell: Cell, experiment: Experiment, changes: Mapping
     status = current_status(run)
     if status.state == State.RUNNING:
         raise UserError(f"{run.id} is running: wait for its end, or {command('cancel', _named(run))}")
-    try:
-        old = config_to_train(run)
-    except DamagedError as error:
-        raise UserError(str(error)) from error
+    old = config_to_train(run)
     step = run.saved_step
     if not step:
         raise UserError(f"{run.id} has no checkpoint to continue from: {run.checkpoints}")

@@ -225,20 +225,20 @@ def _configs(template: Template) -> Iterator[tuple[RunConfig, Settings]]:
             start = f"{Path(shape['base']).stem}-" if "base" in shape else ""
             config.model.name = f"{start}{config.model.layers}x{config.model.width}"
         settings = settings | {f"model.{key}": value for key, value in shape.items()}
-        if config.data.path is not None:
-            # A job may start in another working folder.
-            config.data.path = str(Path(config.data.path).expanduser().absolute())
-        sources = config.data.sources
-        config.data.sources = {
-            name: str(Path(path).expanduser().absolute()) for name, path in sources.items()
-        }
-        config.data.weights = dict.fromkeys(sources, 1.0) | config.data.weights
-        config.data.validation = {
-            name: str(Path(path).expanduser().absolute()) for name, path in config.data.validation.items()
-        }
+        data = config.data
+        if data.path is not None:
+            data.path = _full(data.path)
+        data.sources = {name: _full(path) for name, path in data.sources.items()}
+        data.weights = dict.fromkeys(data.sources, 1.0) | data.weights
+        data.validation = {name: _full(path) for name, path in data.validation.items()}
         if config.model.init is not None:
             _pin_initial_weights(config, template)
         yield config, settings
+
+
+def _full(path: str) -> str:
+    """The full path of data: a job may start in another working folder."""
+    return str(Path(path).expanduser().absolute())
 
 
 def _pin_initial_weights(config: RunConfig, template: Template) -> None:

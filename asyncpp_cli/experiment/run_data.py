@@ -6,7 +6,8 @@ EXPERIMENT/data.json   new paths of data that has moved since config.yaml was wr
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from asyncpp_cli.base.atomic_files import write_bytes
@@ -15,6 +16,7 @@ from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import assign, config_hash
 from stages.checkpoint.files import Owner
+from stages.config.limits import ConfigError
 from stages.config.records import FileRecord, encoded, read_record
 from stages.config.run_config import DataConfig, RunConfig, trained_paths
 
@@ -40,6 +42,19 @@ def config_to_train(run: Run) -> RunConfig:
         moved = locations(folder.parent)
         assign(config, {key: moved.get(path, path) for key, path in paths.items()})
     return config
+
+
+@contextmanager
+def naming_config(run: Run) -> Iterator[None]:
+    """Say of which run's configuration a key is refused in the block.
+
+    Raises:
+        UserError: one is.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
 
 
 def paths_of(data: DataConfig) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +45,6 @@ SHORTHANDS = {
 from a mapping with the model's shape."""
 
 _LONG_FORMS = {dotted: shorthand for shorthand, dotted in SHORTHANDS.items()}
-_OWN_KEYS = (
-    "name",
-    "description",
-    "base",
-    "variables",
-    "matrix",
-    "zip",
-    "include",
-    "exclude",
-    "overrides",
-    "speed_steps",
-)
 _AXES_AND_CASES = ("matrix", "zip", "include", "exclude", "overrides", "set", "when")
 
 _FEWEST_SPEED_STEPS = 10
@@ -81,9 +69,9 @@ class Template:
     """The file's folder; relative paths of model files are resolved against it first."""
     name: str
     description: str
+    base: Settings
     variables: dict[str, Any]
     """What `${variables.NAME}` stands for; no settings."""
-    base: Settings
     matrix: dict[str, list[Any]]
     """Values of each axis; the cells are their product."""
     zip: list[dict[str, list[Any]]]
@@ -96,6 +84,10 @@ class Template:
     speed_steps: int | None
     """Steps of synchronous cells whose loss another cell gives (`speed_runs`); None: all cells train to their
     end."""
+
+
+_OWN_KEYS = tuple(each.name for each in fields(Template) if each.name not in ("source", "folder"))
+"""Keys of a template that are no settings; in its file `base` names the template that it starts from."""
 
 
 def canonical(key: str) -> str:

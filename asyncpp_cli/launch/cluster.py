@@ -12,7 +12,6 @@ from pathlib import Path
 from asyncpp_cli.base.console import command, say
 from asyncpp_cli.launch.common.arrays import (
     PlannedArray,
-    Throttle,
     free_jobs,
     plan_arrays,
     runs_to_submit,
@@ -139,12 +138,14 @@ def _say_submitted(
 ) -> None:
     count = sum(len(array.runs) for array in planned)
     arrays = "1 array" if len(planned) == 1 else f"{len(planned)} arrays"
-    at_once = sum(array.throttle.at_once for array in planned if array.throttle.after is None)
-    bound = f", at most {at_once} runs at once" if at_once < count else ""
+    most = sum(array.throttle.at_once for array in planned if array.throttle.after is None)
+    bound = f", at most {most} runs at once" if most < count else ""
     say(f"Submitted {count} of {len(experiment.cells)} runs to {site.name} as {arrays}{bound}:")
     for array, planned_array in zip(submission.arrays, planned, strict=True):
-        throttle = _throttle_text(planned_array.throttle, submission)
-        say(f"  job {array.id}: {len(array.runs)} x {array.shape}, {throttle}")
+        first = planned_array.throttle.after
+        after = "" if first is None else f", when job {submission.arrays[first].id} has ended"
+        at_once = planned_array.throttle.at_once
+        say(f"  job {array.id}: {len(array.runs)} x {array.shape}, {at_once} at once{after}")
     if note := time_note(site.time):
         say(f"  {site.file}: time: {note}")
     named = os.environ.get("SBATCH_CLUSTERS") or os.environ.get("SLURM_CLUSTERS")
@@ -154,11 +155,6 @@ def _say_submitted(
         limit = f"{site.file}: submit_limit: {site.submit_limit}"
         say(f"{left} runs exceed {limit}: launch again when others have ended, or use --wait")
     _say_next_commands(experiment)
-
-
-def _throttle_text(throttle: Throttle, submission: Submission) -> str:
-    after = "" if throttle.after is None else f", when job {submission.arrays[throttle.after].id} has ended"
-    return f"{throttle.at_once} at once{after}"
 
 
 def _say_next_commands(experiment: Experiment) -> None:

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.base.console import say, show_table
-from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.base.tables import Fit
-from asyncpp_cli.experiment.run_data import config_to_train
+from asyncpp_cli.experiment.run_data import config_to_train, naming_config
 from asyncpp_cli.launch.local_machine import Launcher, Task
 from asyncpp_cli.launch.progress import shown_progress
 from asyncpp_cli.runs.config_file import config_text
@@ -29,7 +28,7 @@ from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import ranks_of, resources_of, this_machine
 from stages.config.run_config import ModelConfig, RunConfig, TrainConfig
 from stages.config.segments import schedule_facts
-from stages.validation import ConfigError, check
+from stages.validation import check
 
 MOST_PROCESSES = 8
 """A twin with more ranks is trained by replay."""
@@ -153,13 +152,9 @@ def _show_outcomes(experiment: Experiment, cells: list[_DryRunCell], outcomes: d
 
 
 def _checked_cell(run: Run, seen: dict[str, Any]) -> _DryRunCell:
-    try:
-        config = config_to_train(run)
+    config = config_to_train(run)
+    with naming_config(run):
         check(config, seen=seen)
-    except DamagedError as error:
-        raise UserError(str(error)) from error
-    except ConfigError as error:
-        raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
     return _DryRunCell(run=run, ranks=ranks_of(config), threads=config.site.threads, twin=twin_of(config))
 
 

@@ -23,8 +23,8 @@ from types import FrameType
 from typing import Any, Protocol
 
 from asyncpp_cli.base.console import say
-from asyncpp_cli.base.errors import FAILED, DamagedError, UserError, refusal_of
-from asyncpp_cli.experiment.run_data import config_to_train
+from asyncpp_cli.base.errors import FAILED, DamagedError, refusal_of
+from asyncpp_cli.experiment.run_data import config_to_train, naming_config
 from asyncpp_cli.launch.common.options import NO_PAUSES, Pauses, check_pause
 from asyncpp_cli.launch.common.supervisor import TAKEN_OVER
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -38,7 +38,7 @@ from asyncpp_cli.sites.resources import Machine, Resources, import_path, resourc
 from schedules import ScheduleError
 from stages.config.own_code import check_code
 from stages.config.run_config import RunConfig
-from stages.validation import ConfigError, check_data
+from stages.validation import check_data
 
 _POLL_SECONDS = 0.25
 _SECONDS_TO_END = 20.0
@@ -427,13 +427,12 @@ def tasks_of(
     for run in runs:
         try:
             config = config_to_train(run)
-            check_data(config, seen)
-            check_code(config)
+            with naming_config(run):
+                check_data(config, seen)
+                check_code(config)
         except DamagedError as error:
             damaged.append(str(error))
             continue
-        except ConfigError as error:
-            raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
         resources = resources_of(config, replay=replay, machine=machine)
         check_pause(run, config, pauses)
         may_share = resources.gpus and machine.gpu_gb is not None and len(runs) > 1

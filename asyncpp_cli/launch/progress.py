@@ -51,25 +51,6 @@ class _Nothing:
         """Show nothing."""
 
 
-class _Events:
-    """Finds out which runs have started or ended since the last update."""
-
-    def __init__(self) -> None:
-        self._states: dict[str, tuple[State, int]] = {}
-
-    def line(self, run: Run, status: Status) -> str | None:
-        """A line if the run has started or ended since the last call; else None."""
-        known = self._states.get(run.id)
-        now = (status.state, status.attempt)
-        self._states[run.id] = now
-        if known == now:
-            return None
-        if status.state == State.RUNNING:
-            how = "started      " if known is not None else f"running      (on {status.host}) "
-            return f"{how}{run.id}"
-        return _ended_line(run, status) if known is not None else None
-
-
 class _Total:
     """Progress of all runs together."""
 
@@ -126,13 +107,9 @@ def _ended_line(run: Run, status: Status) -> str:
     if not is_done(status, until=status.steps):
         return f"{status.state:<12} {run.id}: {status.reason}"
     within = f" in {duration(status.seconds)}" if status.seconds is not None else ""
-    return f"{status.state:<12} {run.id}: {status.steps} steps{within}{_figures(status)}"
-
-
-def _figures(status: Status) -> str:
     loss = f", training loss {status.train_loss:.3f}" if status.train_loss is not None else ""
     rate = f", {status.tokens_per_second:,.0f} tokens/s" if status.tokens_per_second else ""
-    return loss + rate
+    return f"{status.state:<12} {run.id}: {status.steps} steps{within}{loss}{rate}"
 
 
 class _Display:
@@ -148,7 +125,7 @@ class _Display:
     ) -> None:
         self._bar = bar
         self._pauses = pauses
-        self._events = _Events()
+        self._states: dict[str, tuple[State, int]] = {}
         self._total = _Total(done_before=done_before, expected=expected)
         if bar is not None:
             self._task = bar.add_task("")
@@ -157,7 +134,7 @@ class _Display:
         towards = [(run, self._towards_pause(run, status)) for run, status in statuses]
         total = self._total.line(towards)
         for run, status in towards:
-            if (line := self._events.line(run, status)) is not None:
+            if (line := self._event(run, status)) is not None:
                 ended = self._bar is None and len(towards) > 1 and status.state != State.RUNNING
                 self._say(f"{line} ({total})" if ended else line)
         if self._bar is not None:
@@ -168,6 +145,17 @@ class _Display:
                 completed=self._total.done(known),
                 total=self._total.counts(known)[1],
             )
+
+    def _event(self, run: Run, status: Status) -> str | None:
+        """A line if the run has started or ended since the last update; else None."""
+        known, now = self._states.get(run.id), (status.state, status.attempt)
+        self._states[run.id] = now
+        if known == now:
+            return None
+        if status.state == State.RUNNING:
+            how = "started      " if known is not None else f"running      (on {status.host}) "
+            return f"{how}{run.id}"
+        return _ended_line(run, status) if known is not None else None
 
     def _towards_pause(self, run: Run, status: Status) -> Status:
         """The status with the step at which the run pauses as its last one."""

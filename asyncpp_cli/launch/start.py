@@ -64,7 +64,7 @@ def _next(experiment: Experiment, options: LaunchOptions, *, complete: bool) -> 
     """What to do after a launch."""
     folder = experiment.folder
     if not complete:
-        words = flags(options) + _at_site(options)
+        words = _words(options)
         gone = any(not run.config_file.exists() for run in experiment.runs)
         if gone or any(config_problem(experiment, cell) for cell in experiment.cells):
             return f"Next: {command('status', folder)}    restore: {restoring(experiment.runs[0])}"
@@ -104,7 +104,7 @@ def _rehearse(experiment: Experiment, options: LaunchOptions) -> int:
     from asyncpp_cli.launch.expected import expected_line
 
     only = options.only
-    words = flags(options) + _at_site(options)
+    words = _words(options)
     try:
         cells = tuple(cell for cell in experiment.cells if only is None or cell.id in only)
         if not dry_run(replace(experiment, cells=cells), replay=options.replay, quiet=options.quiet):
@@ -210,14 +210,14 @@ def launch_locally(experiment: Experiment, options: LaunchOptions, *, told: bool
     return 0 if completed == len(runs) else 1
 
 
-def _at_site(options: LaunchOptions) -> list[str]:
-
-    return [] if options.site == LOCAL else ["--site", options.site]
+def _words(options: LaunchOptions) -> list[str]:
+    """The words of a command line that launches at the same site with the same options."""
+    return flags(options) + ([] if options.site == LOCAL else ["--site", options.site])
 
 
 def resume_command(runs: Sequence[Run], folder: Path, options: LaunchOptions) -> str:
     """The command that resumes what this one has not completed."""
-    words = flags(options) + _at_site(options)
+    words = _words(options)
     if options.pauses and options.until is None:
         return command("tune", folder, *words)
     # What was chosen to be tried again is chosen by its name: it has not failed this time.

@@ -10,7 +10,7 @@ program that srun starts. Both share the node's network and its process ids, on 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -183,9 +183,5 @@ def container_words(
         ]
         return flags, python
     nv = ["--nv"] if gpus else []
-    binds = list(_flattened(("--bind", mount) for mount in mounts))
+    binds = [word for mount in mounts for word in ("--bind", mount)]
     return [], ["apptainer", "exec", *nv, "--pwd", str(work_folder), *binds, container.image, *python]
-
-
-def _flattened(pairs: Iterable[tuple[str, str]]) -> Iterable[str]:
-    return (word for pair in pairs for word in pair)

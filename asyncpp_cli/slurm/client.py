@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import signal
 import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -364,6 +363,9 @@ def job_end_time(job_id: str) -> float | None:
 def requeue(job_id: str) -> None:
     """Requeue a running job: SLURM ends it and starts it again later.
 
+    SLURM signals every process of the job at once, including this command, which must wait for the answer: a
+    caller in the job blocks the signals.
+
     Args:
         job_id: `12_3` for an array task. With the raw id, which may equal the array's, SLURM would requeue
             every task, including those that have just completed.
@@ -371,12 +373,7 @@ def requeue(job_id: str) -> None:
     Raises:
         SlurmError: SLURM refuses, or does not answer.
     """
-    # SLURM signals every process of the job at once, including this command, which must wait for the answer.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
-    try:
-        run_command(["scontrol", "requeue", job_id])
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    run_command(["scontrol", "requeue", job_id])
 
 
 def _state_and_end(job_id: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import DamagedError
-from asyncpp_cli.launch.common.arrays import plan_arrays, read_manifest
+from asyncpp_cli.launch.common.arrays import ArrayManifest, plan_arrays
 from asyncpp_cli.launch.common.options import LaunchOptions, flags
 from asyncpp_cli.launch.submission.submit import submit
 from asyncpp_cli.runs.experiment_folder import Experiment
@@ -22,6 +22,7 @@ from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
 from asyncpp_cli.slurm.submissions import submission_lock
 from asyncpp_cli.tune.plan import Plan
 from asyncpp_cli.tune.standing import ArmStanding, standings
+from stages.config.records import read_record
 
 PROMOTE = "--promote"
 """Flag of the command in the job that follows an array."""
@@ -92,7 +93,7 @@ def _was_submitted(queue: SlurmQueue, each: RunStatus, arm: ArmStanding) -> bool
     if task is None:
         return False
     try:
-        row = read_manifest(task.submission.folder / task.array.file).rows[task.index]
+        row = read_record(task.submission.folder / task.array.file, ArrayManifest).rows[task.index]
     except (DamagedError, FileNotFoundError, IndexError):
         return False
     return row.until == arm.due[each.run.id]

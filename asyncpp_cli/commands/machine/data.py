@@ -137,12 +137,8 @@ def moved(
     Runs that start or resume from now on read the data there.
     """
     from asyncpp_cli.base.console import say
-    from asyncpp_cli.base.errors import DamagedError
     from asyncpp_cli.experiment.run_data import move_data
     from asyncpp_cli.runs.experiment_folder import open_experiment
 
-    try:
-        count = move_data(open_experiment(experiment), path)
-    except DamagedError as error:
-        raise UserError(str(error)) from error
+    count = move_data(open_experiment(experiment), path)
     say(f"{count} runs of {experiment} now read their data from {path}.")

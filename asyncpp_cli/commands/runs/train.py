@@ -37,24 +37,19 @@ def train(
     With torchrun: torchrun --nproc-per-node RANKS -m asyncpp_cli train DIR/RUN. Others: docs/anywhere.md.
     """
     from asyncpp_cli.base.console import say
-    from asyncpp_cli.base.errors import DamagedError
-    from asyncpp_cli.experiment.run_data import config_to_train, owners_of
+    from asyncpp_cli.experiment.run_data import config_to_train, naming_config, owners_of
     from asyncpp_cli.launch.common.rank_env import read_rank_env
     from asyncpp_cli.launch.joining import CompletedError, attempt_of_rank
     from asyncpp_cli.runs.experiment_folder import run_at
     from asyncpp_cli.sites.resources import ranks_of
     from stages.liveness.stop_signal import RESUMABLE
-    from stages.validation import ConfigError, check
+    from stages.validation import check
 
     run = run_at(run_folder)
-    try:
-        config = config_to_train(run)
+    config = config_to_train(run)
+    with naming_config(run):
         check(config)
-        lineage, owners = run.lineage(), owners_of(run)
-    except DamagedError as error:
-        raise UserError(str(error)) from error
-    except ConfigError as error:
-        raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
+    lineage, owners = run.lineage(), owners_of(run)
     if lineage is not None and (run.saved_step or 0) < lineage.step:
         raise UserError(f"{run.folder} {lineage.text}, and has no checkpoint of it any more")
     processes = 1 if replay else ranks_of(config)

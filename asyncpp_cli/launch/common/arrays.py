@@ -6,12 +6,11 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
+from operator import attrgetter
 from typing import Any
 
-from asyncpp_cli.base.atomic_files import write_record
-from asyncpp_cli.base.errors import DamagedError, UserError
-from asyncpp_cli.experiment.run_data import config_to_train
+from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.experiment.run_data import config_to_train, naming_config
 from asyncpp_cli.launch.common.options import LaunchOptions, Pauses, check_pause
 from asyncpp_cli.runs.run_folder import FolderName, Run, RunId
 from asyncpp_cli.runs.status import State, is_done
@@ -20,9 +19,9 @@ from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.sites.resources import ranks_of
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.run_status import RunStatus
-from stages.config.records import Count, FileRecord, Record, read_record
+from stages.config.records import Count, FileRecord, Record
 from stages.config.run_config import RunConfig
-from stages.validation import ConfigError, check
+from stages.validation import check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +86,9 @@ def plan_arrays(
         check_pause(run, config, options.pauses)
         until = options.pauses.get(run.id)
         planned.append(PlannedRun(run=run, shape=shape, steps=config.train.steps, until=until))
-    largest = array_size(site, max_array_size)
-    groups = []
-    for shape, same_shape in groupby(sorted(planned, key=_shape)[:free_jobs], key=_shape):
+    largest = min(site.array_limit or max_array_size, max_array_size)
+    by_shape, groups = attrgetter("shape"), []
+    for shape, same_shape in groupby(sorted(planned, key=by_shape)[:free_jobs], key=by_shape):
         group = tuple(same_shape)
         groups += [(shape, group[first : first + largest]) for first in range(0, len(group), largest)]
     at_once = options.max_parallel or site.max_parallel
@@ -100,29 +99,17 @@ def plan_arrays(
     ]
 
 
-def array_size(site: Site, max_array_size: int) -> int:
-    """Largest number of tasks per array at a site, given SLURM's limit."""
-    return min(site.array_limit or max_array_size, max_array_size)
-
-
-def _shape(planned: PlannedRun) -> JobShape:
-    return planned.shape
-
-
 def config_at(run: Run, site: Site, seen: dict[str, Any] | None = None) -> RunConfig:
     """The configuration of a run at a site, checked.
 
     Raises:
-        UserError: the run cannot be read or trained.
+        DamagedError: the run cannot be read.
+        UserError: it cannot be trained.
     """
-    try:
-        config = config_to_train(run)
-        config.site = replace(config.site, **site.run)
+    config = config_to_train(run)
+    config.site = replace(config.site, **site.run)
+    with naming_config(run):
         check(config, seen=seen)
-    except DamagedError as error:
-        raise UserError(str(error)) from error
-    except ConfigError as error:
-        raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
     return config
 
 
@@ -297,18 +284,3 @@ class ArrayManifest(FileRecord, frozen=True, kw_only=True):
     """Container of the ranks."""
     image_state: str = ""
     """`containers.image_state` at submission."""
-
-
-def write_manifest(file: Path, manifest: ArrayManifest) -> None:
-    """Write array-K.json."""
-    write_record(file, manifest)
-
-
-def read_manifest(file: Path) -> ArrayManifest:
-    """The manifest in a file.
-
-    Raises:
-        FileNotFoundError: there is none.
-        DamagedError: it is damaged.
-    """
-    return read_record(file, ArrayManifest)

@@ -62,7 +62,7 @@ def failed_start(experiment: Experiment, attempt: Attempt, manifest: ArrayManife
     failed = [attempt.read(RankStart, rank) for rank, end in ends if end.code != 0 and not end.stopped]
     nodes = {start.node for start in failed if start is not None and start.node}
     for node in nodes or ({job.nodes} if manifest.shape.nodes == 1 else set()):
-        known = _of_node(experiment, node, cluster=job.cluster)
+        known = _recent(_file(experiment, node), job.cluster)
         runs = dict.fromkeys((*(known.runs if known else ()), attempt.run.id))
         bad = BadNode(node=node, cluster=job.cluster, runs=tuple(runs), time=time.time())
         # If it cannot be recorded (full disk), the failure counts as the run's.
@@ -74,11 +74,11 @@ def failed_start(experiment: Experiment, attempt: Attempt, manifest: ArrayManife
     return f"{_RUNS} runs did not begin to train on {named}: excluded from now on" if new else ""
 
 
-def _of_node(experiment: Experiment, node: str, *, cluster: str) -> BadNode | None:
-    """What is known of a node since a day."""
+def _recent(file: Path, cluster: str | None) -> BadNode | None:
+    """What a node's file says; None without one of the last day, of this cluster if one is given."""
     with suppress(OSError, DamagedError):
-        bad = read_record(_file(experiment, node), BadNode)
-        if time.time() - bad.time < EXCLUSION_SECONDS and bad.cluster == cluster:
+        bad = read_record(file, BadNode)
+        if time.time() - bad.time < EXCLUSION_SECONDS and cluster in (None, bad.cluster):
             return bad
     return None
 
@@ -90,13 +90,9 @@ def recent_bad_nodes(experiment: Experiment, *, cluster: str | None = None) -> l
         experiment: the experiment.
         cluster: only nodes of this cluster; None: of all.
     """
-    found = []
-    for file in _folder(experiment).glob("*.json"):
-        with suppress(OSError, DamagedError):
-            bad = read_record(file, BadNode)
-            recent = time.time() - bad.time < EXCLUSION_SECONDS and cluster in (None, bad.cluster)
-            found += [bad] if recent and len(bad.runs) >= _RUNS else []
-    return sorted(found, key=lambda bad: (bad.time, bad.node))
+    known = (_recent(file, cluster) for file in _folder(experiment).glob("*.json"))
+    bad = [each for each in known if each is not None and len(each.runs) >= _RUNS]
+    return sorted(bad, key=lambda each: (each.time, each.node))
 
 
 def excludable(bad: Sequence[BadNode], nodes: Collection[str], *, needed: int) -> list[str]:
@@ -148,10 +144,6 @@ def broken_nodes(nodes: str) -> str:
     return ", ".join(f"node {node} is {state}" for node, state in broken.items())
 
 
-def _names(nodes: str) -> list[str]:
-    return run_command(["scontrol", "show", "hostnames", nodes]).split() if nodes else []
-
-
 def set_excluded(job_id: str, nodes: str) -> None:
     """Set the nodes that a pending job, or the pending tasks of an array, must not use.
 
@@ -185,7 +177,9 @@ def excluded_nodes(
             node
             for node, name in rows(["sinfo", "--all", "-h", "-N", "-o", "%N|%P"], fields=2)
             if name.rstrip("*") == partition or (partition is None and name.endswith("*"))
-        } - set(_names(always))
+        }
+        if always:
+            usable -= set(run_command(["scontrol", "show", "hostnames", always]).split())
     except SlurmError:
         return always
     return ",".join([*([always] if always else []), *excludable(bad, usable, needed=needed)])

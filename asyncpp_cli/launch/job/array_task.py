@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncpp_cli.launch.common.arrays import ArrayManifest, ManifestRow, read_manifest
+from asyncpp_cli.launch.common.arrays import ArrayManifest, ManifestRow
 from asyncpp_cli.launch.common.bad_nodes import broken_nodes, exclude_from, failed_start
 from asyncpp_cli.launch.common.early_signals import received, signals_blocked
 from asyncpp_cli.launch.common.snapshot import code_hash, difference, file_hash
@@ -32,6 +32,7 @@ from asyncpp_cli.sites.containers import image_state
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import JobPhase, SlurmError, phase_of
 from asyncpp_cli.slurm.run_status import SlurmQueue
+from stages.config.records import read_record
 from stages.liveness.stop_signal import RESUMABLE, SIGNALS
 
 _POLL_SECONDS = 0.2
@@ -45,7 +46,7 @@ def run_task(file: str) -> int:
     Args:
         file: the array's manifest.
     """
-    manifest = read_manifest(Path(file))
+    manifest = read_record(Path(file), ArrayManifest)
     index = int(os.environ["SLURM_ARRAY_TASK_ID"])
     row = manifest.rows[index]
     experiment = open_experiment(Path.cwd().parents[1])

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from asyncpp_cli.base.atomic_files import write_record
 from asyncpp_cli.launch.common import snapshot
 from asyncpp_cli.launch.common.arrays import (
     ArrayManifest,
     ManifestRow,
     PlannedArray,
-    PlannedRun,
     site_settings_of,
-    write_manifest,
 )
 from asyncpp_cli.launch.common.bad_nodes import excluded_nodes_at
 from asyncpp_cli.launch.common.options import LaunchOptions
@@ -91,7 +90,7 @@ def submit(
     )
     for array, planned_array in zip(submission.arrays, planned, strict=True):
         manifest = _manifest(array, planned_array, submission, site, options)
-        write_manifest(folder / array.file, manifest)
+        write_record(folder / array.file, manifest)
     write_submission(submission)
     return _queue(experiment, site, submission, planned, live=live, then=then)
 
@@ -119,14 +118,15 @@ def _manifest(
         exclude=site.exclude or "",
         container=site.container,
         image_state="" if site.container is None else image_state(site.container),
-        rows=[_manifest_row(planned_run) for planned_run in planned.runs],
-    )
-
-
-def _manifest_row(planned: PlannedRun) -> ManifestRow:
-    config_sha256 = snapshot.file_hash(planned.run.config_file)
-    return ManifestRow(
-        id=planned.run.id, config_sha256=config_sha256, steps=planned.steps, until=planned.until
+        rows=[
+            ManifestRow(
+                id=each.run.id,
+                config_sha256=snapshot.file_hash(each.run.config_file),
+                steps=each.steps,
+                until=each.until,
+            )
+            for each in planned.runs
+        ],
     )
 
 
@@ -144,15 +144,8 @@ def _queue(
     folder = submission.folder.absolute()
     try:
         for array, planned_array in zip(submission.arrays, planned, strict=True):
-            job = BatchJob(
-                name=array.name,
-                shape=planned_array.shape,
-                tasks=len(planned_array.runs),
-                at_once=planned_array.throttle.at_once,
-                code=submission.code,
-                manifest=array.file,
-                exclude=excluded_nodes_at(site, experiment, needed=planned_array.shape.nodes),
-            )
+            code, file = submission.code, array.file
+            job = _batch_job(experiment, site, planned_array, name=array.name, code=code, manifest=file)
             ids[array.name] = _submit_array(site, folder, job, after=ids.get(array.after))
         if submission.end:
             ids[submission.end] = submit_end_job(site, submission, after=[*live, *ids.values()])
@@ -169,7 +162,8 @@ def _queue(
             )
     except SlurmError as refusal:
         try:
-            _withdraw(submission, ids)
+            write_submission(replace(submission, state="withdrawn"))
+            slurm.cancel(list(ids.values()))
         except SlurmError as error:
             queued = ", ".join(ids.values())
             raise SlurmError(f"{refusal}; the jobs before it ({queued}) are still queued: {error}") from None
@@ -181,6 +175,20 @@ def _queue(
     )
     write_submission(submitted)
     return submitted
+
+
+def _batch_job(
+    experiment: Experiment, site: Site, array: PlannedArray, *, name: str, code: str, manifest: str
+) -> BatchJob:
+    return BatchJob(
+        name=name,
+        shape=array.shape,
+        tasks=len(array.runs),
+        at_once=array.throttle.at_once,
+        code=code,
+        manifest=manifest,
+        exclude=excluded_nodes_at(site, experiment, needed=array.shape.nodes),
+    )
 
 
 def _submit_array(site: Site, folder: Path, job: BatchJob, *, after: str | None) -> str:
@@ -198,21 +206,8 @@ def _submit_array(site: Site, folder: Path, job: BatchJob, *, after: str | None)
         ) from None
 
 
-def _withdraw(submission: Submission, ids: Mapping[str, str]) -> None:
-    """Cancel what was queued before sbatch refused."""
-    write_submission(replace(submission, state="withdrawn"))
-    slurm.cancel(list(ids.values()))
-
-
 def array_script(experiment: Experiment, site: Site, array: PlannedArray) -> str:
     """The script that an array would be submitted with."""
-    job = BatchJob(
-        name=f"asyncpp-{experiment.name}",
-        shape=array.shape,
-        tasks=len(array.runs),
-        at_once=array.throttle.at_once,
-        code=snapshot.code_hash(),
-        manifest="array-1.json",
-        exclude=excluded_nodes_at(site, experiment, needed=array.shape.nodes),
-    )
+    name, code = f"asyncpp-{experiment.name}", snapshot.code_hash()
+    job = _batch_job(experiment, site, array, name=name, code=code, manifest="array-1.json")
     return sbatch.array_script(site, experiment.submissions.absolute(), job)

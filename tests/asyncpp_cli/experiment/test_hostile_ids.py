@@ -11,11 +11,11 @@ from support.command_line import asyncpp, refusal, succeeded
 from support.files import contents, edit
 from support.report_experiment import ExperimentFolder, begun, settings
 
-from asyncpp_cli.launch.common.arrays import read_manifest
+from asyncpp_cli.launch.common.arrays import ArrayManifest
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.slurm.submissions import read_submissions
-from stages.config.records import DamagedError
+from stages.config.records import DamagedError, read_record
 
 HOSTILE = [
     "..",
@@ -142,11 +142,11 @@ def test_hostile_names_in_other_records_are_refused(folder: Path, hostile: Any) 
     manifest |= {"code": "abc", "software": {}, "shape": shape, "rows": [row]}
     file = folder / "array-0.json"
     file.write_text(json.dumps(manifest))
-    assert read_manifest(file).rows[0].id == "run-0"
+    assert read_record(file, ArrayManifest).rows[0].id == "run-0"
     for change in ({"rows": [row | {"id": hostile}]}, {"submission": hostile}):
         file.write_text(json.dumps(manifest | change))
         with pytest.raises(DamagedError, match=r"array-0\.json: (rows\[0\]\.id|submission) is"):
-            read_manifest(file)
+            read_record(file, ArrayManifest)
 
     parent = {"format": 1, "experiment": "/e", "run": hostile, "step": 1, "steps": 2, "changed": {}}
     (folder / "runs" / "run-1" / "parent.json").write_text(json.dumps(parent))

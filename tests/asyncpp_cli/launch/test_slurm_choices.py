@@ -29,6 +29,7 @@ from asyncpp_cli.launch.common.arrays import (
     site_settings_of,
     throttles,
 )
+from asyncpp_cli.launch.common.early_signals import signals_blocked
 from asyncpp_cli.launch.job import array_task
 from asyncpp_cli.launch.submission import sbatch
 from asyncpp_cli.launch.submission.sbatch import BatchJob, profile_keys
@@ -132,7 +133,8 @@ def script(file: Path, *lines: str) -> None:
 
 def test_the_command_outlives_the_signal_that_it_brings_about(commands: Path) -> None:
     script(commands / "scontrol", "kill -TERM $$", 'echo heard > "$0.answer"')
-    slurm.requeue("7_0")
+    with signals_blocked():
+        slurm.requeue("7_0")
     assert (commands / "scontrol.answer").exists()
 
 
