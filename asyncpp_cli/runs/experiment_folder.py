@@ -187,19 +187,16 @@ def runs_at(path: Path) -> tuple[Experiment, tuple[Cell, ...]]:
     Raises:
         UserError: it names none of these.
     """
-    if (path / EXPERIMENT_FILE).exists():
-        experiment = open_experiment(path)
-        return experiment, experiment.cells
-    folder = _folder_of_runs(path)
+    folder, name = _located(path)
     if not (folder / EXPERIMENT_FILE).exists():
         raise UserError(
             f"{path}: no such experiment or run; accepted: an experiment's folder DIR, DIR/PREFIX for its "
             "runs whose ids begin so, or a run's folder"
         )
     experiment = open_experiment(folder)
-    named = _named(experiment, path.name)
-    if not named:
-        raise UserError(f"{path}: no run of {folder} has an id that begins with {path.name}")
+    named = _named(experiment, name) if name else experiment.cells
+    if name and not named:
+        raise UserError(f"{path}: no run of {folder} has an id that begins with {name}")
     return experiment, named
 
 
@@ -226,7 +223,7 @@ def run_at(path: Path) -> Run:
 def run_is_named(text: str) -> bool:
     """Whether a text that may be a template names a run instead: DIR/PREFIX or its folder."""
     path = Path(text)
-    return path.is_dir() or (not path.exists() and (_folder_of_runs(path) / EXPERIMENT_FILE).exists())
+    return path.is_dir() or (not path.exists() and _located(path)[1] != "")
 
 
 def runs_named(path: Path, further: Sequence[str] | None) -> tuple[Experiment, list[Run]]:
@@ -239,14 +236,20 @@ def runs_named(path: Path, further: Sequence[str] | None) -> tuple[Experiment, l
     Raises:
         UserError: there is no such experiment, or a name matches no run, or several.
     """
-    names = list(further or ())
-    folder = path
-    if not (path / EXPERIMENT_FILE).exists() and (_folder_of_runs(path) / EXPERIMENT_FILE).exists():
-        folder = _folder_of_runs(path)
-        names = [path.name, *names]
+    folder, name = _located(path)
+    names = [*([name] if name else []), *(further or ())]
     experiment = open_experiment(folder)
     runs = select_runs(experiment, names) if names else []
     return experiment, list({run.id: run for run in runs}.values())
+
+
+def _located(path: Path) -> tuple[Path, str]:
+    """The folder of the experiment that a path names or lies in, and the beginning of ids that it names; the
+    path itself and no ids where there is no experiment."""
+    folder = _folder_of_runs(path)
+    if not (path / EXPERIMENT_FILE).exists() and (folder / EXPERIMENT_FILE).exists():
+        return folder, path.name
+    return path, ""
 
 
 def _folder_of_runs(path: Path) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.load.metrics_rows import MetricsRow
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.runs.attempts.cost import cost_text, total
 
@@ -51,9 +52,10 @@ def conditions(runs: Iterable[RunResult]) -> dict[str, list[Any]]:
 
 def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
     """The conditions of a report as lines of text, with all values where runs differ."""
-    known = conditions(run for cell in cells for run in cell.runs)
-    trained = [run for cell in cells for run in cell.runs if run.loss_of is None]
-    known["steps"] = conditions(trained)["steps"]
+    runs = [run for cell in cells for run in cell.runs]
+    starts = [run.measurement.start or {} for run in runs]
+    known = conditions(runs)
+    known["steps"] = conditions(run for run in runs if run.loss_of is None)["steps"]
 
     def values(name: str) -> str:
         return " or ".join(_first([_readable(value) for value in known[name]])) or "?"
@@ -82,34 +84,33 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
     if shares := [share for share in known["attention_share"] if isinstance(share, float)]:
         masked = " or ".join(f"{1 - share:.0%}" for share in shares[:_MOST_VALUES])
         lines.append(f"Attention within documents: {masked} of causal attention is masked")
-    lines += _source_lines(cells)
-    lines += _evaluation_lines(cells)
+    lines += _source_lines(starts)
+    lines += _evaluation_lines(cells, starts)
     if True in known["replayed"]:
         lines.append(
             "Replayed runs ran all ranks in turn in one process: they have no throughput and no bubble."
         )
-    starts = [run.measurement.start for cell in cells for run in cell.runs]
-    lines += _compiled_lines([run for cell in cells for run in cell.runs])
-    if any(start is not None and start.get("shared_gpu") for start in starts):
+    lines += _compiled_lines(runs)
+    if any(start.get("shared_gpu") for start in starts):
         lines.append(
             "Processes shared a GPU and sent messages through host memory: their throughput says little."
         )
     lines += filter(None, [busy_text(cells)])
-    lineages = [run.lineage.text for cell in cells for run in cell.runs if run.lineage is not None]
+    lineages = [run.lineage.text for run in runs if run.lineage is not None]
     lines += [f"A run {text}" for text in lineages[:_MOST_VALUES]]
     if len(lineages) > _MOST_VALUES:
         lines.append(f"{len(lineages) - _MOST_VALUES} further runs continue others")
     if (cost := total(cell.cost for cell in cells)) is not None:
         lines.append(f"Cost of all runs and all their attempts: {cost_text(cost)}")
-    if any(start is not None and start.get("bytes_per_token", 1) is None for start in starts):
+    if any(start.get("bytes_per_token", 1) is None for start in starts):
         lines.append("Runs on token shards of unknown bytes per token have no bits per byte.")
     return lines
 
 
-def _source_lines(cells: Sequence[CellResult]) -> list[str]:
+def _source_lines(starts: Sequence[MetricsRow]) -> list[str]:
     """The shares of mixtures."""
     mixtures: dict[str, None] = {}
-    for start in (run.measurement.start or {} for cell in cells for run in cell.runs):
+    for start in starts:
         shares = [
             f"{name} {described['share']:.3g} ({described['tokens']:,} tokens)"
             for name, described in start.get("sources", {}).items()
@@ -125,7 +126,7 @@ def _first(texts: Sequence[str]) -> list[str]:
     return [*texts[:_MOST_VALUES], *([f"{others} others"] if others > 0 else [])]
 
 
-def _evaluation_lines(cells: Sequence[CellResult]) -> list[str]:
+def _evaluation_lines(cells: Sequence[CellResult], starts: Sequence[MetricsRow]) -> list[str]:
     """How far a loss is uncertain by the text that was read, which no seed shows, and over seeds."""
     measured = [run.measurement.val_loss_error for cell in cells for run in cell.completed]
     errors = [error for error in measured if error is not None and math.isfinite(error)]
@@ -141,7 +142,7 @@ def _evaluation_lines(cells: Sequence[CellResult]) -> list[str]:
         f"nats per token{over_seeds}; gaps are more certain than losses, because all runs read the same text"
     ]
     read: dict[str, None] = {}
-    for start in (run.measurement.start or {} for cell in cells for run in cell.runs):
+    for start in starts:
         for name, described in start.get("validation", {}).items():
             read[f"{name} {described['evaluated_tokens']:,} of {described['tokens']:,} tokens"] = None
     return [*lines, f"Read in an evaluation: {', '.join(read)}"] if read else lines

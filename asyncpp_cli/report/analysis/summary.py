@@ -30,18 +30,19 @@ MAX_NAMED = 6
 def summary_lines(cells: Sequence[CellResult]) -> list[str]:
     """The results of the delayed cells in sentences; empty without a synchronous counterpart."""
     delayed = [cell for cell in cells if cell.baseline is not None and not cell.synchronous]
+    names = dict(zip(map(id, cells), arm_names(cells), strict=True))
     if not delayed:
-        return [*_shared_losses(cells), *_slowest_sentences(cells), *_diverged(cells)]
+        return [*_shared_losses(cells), *_slowest_sentences(cells, names), *_diverged(cells, names)]
     return [
         *_shared_losses(cells),
         *_loss_sentences(delayed),
         *_speed_sentences(delayed),
-        *_slowest_sentences(cells),
+        *_slowest_sentences(cells, names),
         *_target_sentences(delayed),
         *_more_updates(delayed),
-        *_diverged(cells),
-        *_unpaired(cells, delayed),
-        *_certainty(cells, delayed),
+        *_diverged(cells, names),
+        *_unpaired(delayed, names),
+        *_certainty(delayed, names),
         *_caveats(delayed),
     ]
 
@@ -222,10 +223,9 @@ def _speed_sentences(delayed: Sequence[CellResult]) -> list[str]:
     return sentences
 
 
-def _slowest_sentences(cells: Sequence[CellResult]) -> list[str]:
+def _slowest_sentences(cells: Sequence[CellResult], names: Mapping[int, str]) -> list[str]:
     """The rank that others wait for, and the machine that is slower than others with the same work: each in
     the cell where it is slowest."""
-    names = dict(zip(map(id, cells), arm_names(cells), strict=True))
     known = [(cell, cell.slowest) for cell in cells if cell.slowest is not None]
     sentences = []
     cell, found = max(known, key=lambda pair: pair[1].ratio, default=(None, None))
@@ -271,9 +271,8 @@ def _more_updates(delayed: Sequence[CellResult]) -> list[str]:
     return sentences
 
 
-def _diverged(cells: Sequence[CellResult]) -> list[str]:
+def _diverged(cells: Sequence[CellResult], names: Mapping[int, str]) -> list[str]:
     """Arms that lost seeds by their own fault."""
-    names = dict(zip(map(id, cells), arm_names(cells), strict=True))
     found = [
         f"{names[id(cell)]} in {len(cell.diverged)} of {len(cell.runs)} seeds"
         for cell in cells
@@ -284,9 +283,8 @@ def _diverged(cells: Sequence[CellResult]) -> list[str]:
     return [f"Diverged: {_first(found)}. Losses and gaps there are those of the other seeds."]
 
 
-def _unpaired(cells: Sequence[CellResult], delayed: Sequence[CellResult]) -> list[str]:
+def _unpaired(delayed: Sequence[CellResult], names: Mapping[int, str]) -> list[str]:
     """Seeds that only one arm of a gap has."""
-    names = dict(zip(map(id, cells), arm_names(cells), strict=True))
     left_out = [
         f"{names[id(cell)]} without seed {', '.join(map(str, cell.gap_pairs.unpaired))}"
         + ("" if cell.gap_pairs.seeds else ", so without a gap")
@@ -304,7 +302,7 @@ def _first(texts: Sequence[str]) -> str:
     return f"{'; '.join(texts[:MAX_NAMED])}{more}"
 
 
-def _certainty(cells: Sequence[CellResult], delayed: Sequence[CellResult]) -> list[str]:
+def _certainty(delayed: Sequence[CellResult], names: Mapping[int, str]) -> list[str]:
     """The meaning of the intervals, and the gaps that are not significant."""
     with_interval = [cell for cell in delayed if cell.gap_interval is not None]
     if not with_interval:
@@ -313,7 +311,6 @@ def _certainty(cells: Sequence[CellResult], delayed: Sequence[CellResult]) -> li
         f"The gap's ± is the half-width of its {CONFIDENCE:.0%} interval, from the differences between runs "
         "with the same seed, which start from the same weights and see the same data."
     )
-    names = dict(zip(map(id, cells), arm_names(cells), strict=True))
     unclear = [
         names[id(cell)] for cell in with_interval if cell.gap_interval and cell.gap_interval.holds_zero
     ]

@@ -127,21 +127,15 @@ def transfers(found: Sequence[Verdict], target: Target) -> list[Transfer]:
         tokens = target.tokens_per_step or base.tokens_per_step
         machine = planned_machine(base.config, device=target.device)
         assert machine.limit_gb is not None  # of a GPU that is named
-        best = best_layouts(
-            machine.config,
-            gpus=target.gpus,
-            tokens_per_step=tokens,
-            names=[name for name in CONSIDERED if schedules.is_synchronous(name)] + list(delayed),
-            costs=machine.costs,
-            limit_gb=machine.limit_gb,
-        )
-        sharded = sharded_best(
-            machine.config,
-            gpus=target.gpus,
-            tokens_per_step=tokens,
-            costs=machine.costs,
-            limit_gb=machine.limit_gb,
-        )
+        run: dict[str, Any] = {
+            "gpus": target.gpus,
+            "tokens_per_step": tokens,
+            "costs": machine.costs,
+            "limit_gb": machine.limit_gb,
+        }
+        names = [name for name in CONSIDERED if schedules.is_synchronous(name)] + list(delayed)
+        best = best_layouts(machine.config, names=names, **run)
+        sharded = sharded_best(machine.config, **run)
         return tokens, faster(best[KINDS[0]], sharded), best[KINDS[1]]
 
     carried = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -32,15 +31,13 @@ def fault(metrics: Metrics, config: RunConfig, *, state: State, from_start: bool
     Raises:
         KeyError, TypeError or ValueError: a row lacks a field of its kind, or one is not a number.
     """
-    checks: list[Callable[[], str]] = [
-        lambda: _steps(metrics, from_start=from_start),
-        lambda: _losses(metrics),
-        lambda: _corpus(metrics, config),
-        lambda: _delays(metrics, config),
-    ]
-    if state == State.COMPLETED:
-        checks.append(lambda: _end(metrics, config))
-    return next((found for check in checks if (found := check())), "")
+    return (
+        _steps(metrics, from_start=from_start)
+        or _losses(metrics)
+        or _corpus(metrics, config)
+        or _delays(metrics, config)
+        or (_end(metrics, config) if state == State.COMPLETED else "")
+    )
 
 
 def _steps(metrics: Metrics, *, from_start: bool) -> str:

@@ -81,7 +81,7 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         single("reason", value=lambda cell: "; ".join(cell.reasons) or None),
         single("n", "n", text=runs_text, always=True, move_order=8),
         _loss_column(),
-        single("loss_of", value=lambda cell: cell.loss_of.schedule if cell.loss_of else None),
+        _schedule_of("loss_of"),
         averaged("val_loss_error", form="{:.3f}"),
         averaged("bits_per_byte", "bits/\nbyte", form="{:.3f}", drop_order=16),
         single(
@@ -114,8 +114,8 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
             "gap_seeds_missing", value=lambda cell: list(cell.gap_pairs.unpaired) if cell.gap_pairs else []
         ),
         _update_ratio_column(cells),
-        single("baseline", value=lambda cell: cell.baseline.schedule if cell.baseline else None),
-        single("fastest_synchronous", value=lambda cell: cell.fastest.schedule if cell.fastest else None),
+        _schedule_of("baseline"),
+        _schedule_of("fastest", key="fastest_synchronous"),
         single("recovered", "gap\nclosed", form="{:.0%}", drop_order=17),
         *_target_columns(cells),
         _speed_column(),
@@ -151,6 +151,11 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         single("continues", value=_lineages),
         single("conditions", value=_conditions),
     ]
+
+
+def _schedule_of(other: str, *, key: str = "") -> Column:
+    """The schedule of another cell that this one names."""
+    return single(key or other, value=lambda cell: getattr(getattr(cell, other), "schedule", None))
 
 
 def _lineages(cell: CellResult) -> list[str]:
@@ -214,9 +219,7 @@ def _gap_column(cells: Sequence[CellResult]) -> Column:
     def text(cell: CellResult) -> str:
         return "baseline" if id(cell.runs) in compared_with else _gap_text(cell.gap_pairs)
 
-    fields: dict[str, Value] = {"": attrgetter("gap")}
-    fields |= interval_fields(attrgetter("gap_interval"))
-    return Column(key="gap", title="gap\n(delayed\n- sync)", fields=fields, text=text)
+    return replace(_pairs_column("gap", "gap\n(delayed\n- sync)", attrgetter("gap_pairs")), text=text)
 
 
 def _gap_text(pairs: Pairs | None) -> str:
