@@ -1,23 +1,47 @@
-"""Tuning every arm of a template with the same budget, as `asyncpp tune` does it."""
+"""Tuning every arm of a template with the same budget, as `asyncpp tune` does it.
+
+On a SLURM cluster a rung of an arm is a job array, and a job that follows it promotes. No process has to
+stay: what is due follows from the runs' folders, so every pass does the same, whoever makes it, the user's
+command or the job that follows an array.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.launch.common.options import LaunchOptions
+from asyncpp_cli.base.console import command, say
+from asyncpp_cli.base.errors import DamagedError, UserError
+from asyncpp_cli.experiment.matrix import ResolvedCell, check_cells, expand
+from asyncpp_cli.experiment.own_code import confirmed as confirmed_code
+from asyncpp_cli.experiment.render import render
+from asyncpp_cli.experiment.template import Template, load
+from asyncpp_cli.launch.common.arrays import ArrayManifest, plan_arrays
+from asyncpp_cli.launch.common.options import LaunchOptions, flags
 from asyncpp_cli.launch.start import INTERRUPTED_CODE, confirmed, launch_locally
-
-if TYPE_CHECKING:
-    from asyncpp_cli.experiment.matrix import ResolvedCell
-    from asyncpp_cli.experiment.template import Template
-    from asyncpp_cli.runs.experiment_folder import Experiment
-    from asyncpp_cli.sites.profile import Site
-    from asyncpp_cli.tune.plan import Plan, Question
+from asyncpp_cli.launch.submission.sbatch import check_folder_name
+from asyncpp_cli.launch.submission.submit import submit
+from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
+from asyncpp_cli.sites.profile import LOCAL, Site, find_site
+from asyncpp_cli.slurm import client as slurm
+from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
+from asyncpp_cli.slurm.submissions import submission_lock
+from asyncpp_cli.tune.plan import (
+    Plan,
+    Question,
+    expected_steps,
+    plan_in,
+    plan_of,
+    read_plan,
+    template_with_points,
+    write_plan,
+)
+from asyncpp_cli.tune.search import parse_over, points
+from asyncpp_cli.tune.standing import ArmStanding, standings
+from stages.config.records import read_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +64,6 @@ def planned(question: Question, *, allow_code: Sequence[str] | str = (), out: Pa
     Raises:
         UserError: the template, a key or a value is not accepted.
     """
-    from asyncpp_cli.experiment.matrix import check_cells, expand
-    from asyncpp_cli.experiment.own_code import confirmed
-    from asyncpp_cli.experiment.template import load
-    from asyncpp_cli.tune.plan import plan_of, template_with_points
-    from asyncpp_cli.tune.search import parse_over, points
-
     overs = [parse_over(text) for text in question.over]
     if not overs:
         raise UserError("nothing to tune over; accepted: --over KEY=RANGE, as in optimizer.lr=1e-4:1e-1:log")
@@ -55,7 +73,7 @@ def planned(question: Question, *, allow_code: Sequence[str] | str = (), out: Pa
         template_with_points(load(question.template, question.changes), tried), speed_steps=None
     )
     typed = (*question.changes, *question.over)
-    cells = expand(template, confirmed=confirmed(allow_code, typed, out=out))
+    cells = expand(template, confirmed=confirmed_code(allow_code, typed, out=out))
     check_cells(template, cells)
     return Planned(template=template, cells=cells, plan=plan_of(question, cells, tried))
 
@@ -66,10 +84,6 @@ def write_tuning(question: Question, *, out: Path, allow_code: Sequence[str] | s
     Raises:
         UserError: the question is not accepted, or the folder holds something else.
     """
-    from asyncpp_cli.base.console import command
-    from asyncpp_cli.experiment.render import render
-    from asyncpp_cli.tune.plan import read_plan, write_plan
-
     known = read_plan(out)
     if known is not None and known.question != question:
         raise UserError(
@@ -99,15 +113,11 @@ def go_on(folder: Path, options: LaunchOptions, *, promoting: bool = False) -> i
     Args:
         folder: of the experiment.
         options: of the launches; `site`, `replay`, `max_parallel`, `retries` and `yes` count.
-        promoting: whether this is the job on a cluster that follows an array (`tune.cluster`).
+        promoting: whether this is the job on a cluster that follows an array (`submit_due`).
 
     Raises:
         UserError: the folder is not tuned, or a run, the site or an option is not accepted.
     """
-    from asyncpp_cli.runs.experiment_folder import open_experiment
-    from asyncpp_cli.sites.profile import LOCAL, find_site
-    from asyncpp_cli.tune.plan import expected_steps, plan_in
-
     experiment, plan = open_experiment(folder), plan_in(folder)
     profile = find_site(options.site)
     if not (options.yes or promoting) and not confirmed(experiment, profile, expected_steps(plan)):
@@ -122,9 +132,6 @@ def go_on(folder: Path, options: LaunchOptions, *, promoting: bool = False) -> i
 def _on_cluster(
     experiment: Experiment, plan: Plan, site: Site, options: LaunchOptions, *, promoting: bool
 ) -> int:
-    from asyncpp_cli.base.console import command, say
-    from asyncpp_cli.launch.submission.sbatch import check_folder_name
-    from asyncpp_cli.tune.cluster import submit_due
 
     check_folder_name(experiment.folder)
     if submit_due(experiment, plan, site, options, promoting=promoting) and not promoting:
@@ -133,9 +140,6 @@ def _on_cluster(
 
 
 def _locally(experiment: Experiment, plan: Plan, options: LaunchOptions) -> int:
-    from asyncpp_cli.base.console import say
-    from asyncpp_cli.slurm.run_status import SlurmQueue
-    from asyncpp_cli.tune.standing import standings
 
     tried: set[tuple[str, int]] = set()
     while True:
@@ -150,3 +154,85 @@ def _locally(experiment: Experiment, plan: Plan, options: LaunchOptions) -> int:
         if code == INTERRUPTED_CODE:
             return code
         tried |= left.items()
+
+
+PROMOTE = "--promote"
+"""Flag of the command in the job that follows an array."""
+
+
+def submit_due(
+    experiment: Experiment,
+    plan: Plan,
+    site: Site,
+    options: LaunchOptions,
+    *,
+    promoting: bool,
+) -> int:
+    """Submit the due runs of every arm that have no job, each arm as arrays with a job that promotes.
+
+    Args:
+        experiment: that is tuned.
+        plan: its plan.
+        site: site profile.
+        options: of the launch, without pauses.
+        promoting: whether this is the job that follows an array. It submits a run once for each rung: one
+            that was cancelled, or that failed beyond its retries, waits for a person.
+
+    Returns:
+        The number of runs submitted.
+
+    Raises:
+        UserError: a run or the profile is invalid, or SLURM refuses.
+    """
+    with submission_lock(experiment):
+        queue = SlurmQueue(experiment)
+        queue.check_answer()
+        max_array_size = slurm.cluster().max_array_size
+        count, live = 0, set()
+        for arm in standings(experiment, plan, scheduler=queue):
+            statuses = [queue.run_status(experiment.run(run), with_accounting=False) for run in arm.due]
+            arrays = {each.job_id.partition("_")[0] for each in statuses if each.has_job}
+            waiting = [each for each in statuses if not each.is_live]
+            if promoting:
+                waiting = [each for each in waiting if not _was_submitted(queue, each, arm)]
+            runs = [each.run for each in waiting]
+            if not runs:
+                live |= arrays
+                continue
+            of_arm = replace(options, pauses=dict(arm.due))
+            planned = plan_arrays(runs, site, of_arm, max_array_size=max_array_size)
+            then = _command(experiment, site, options)
+            submission = submit(experiment, site, planned, of_arm, live=sorted(arrays), then=then)
+            count += len(runs)
+            jobs = ", ".join(array.id for array in submission.arrays)
+            number = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+            say(f"{number} to step {max(arm.due.values())}: job {jobs}")
+        if live and not count and not _another_follows(queue):
+            # The process that submitted them was killed before it submitted the job that promotes.
+            submit(experiment, site, [], options, live=sorted(live), then=_command(experiment, site, options))
+    return count
+
+
+def _command(experiment: Experiment, site: Site, options: LaunchOptions) -> Sequence[str]:
+    """Words of the command that goes on when arrays have ended."""
+    site_file = str(site.file.absolute())
+    return ["tune", str(experiment.folder.absolute()), "--site", site_file, PROMOTE, *flags(options)]
+
+
+def _was_submitted(queue: SlurmQueue, each: RunStatus, arm: ArmStanding) -> bool:
+    """Whether the run's latest job was for its present rung."""
+    task = queue.submissions.array_tasks.get(each.run.id)
+    if task is None:
+        return False
+    try:
+        row = read_record(task.submission.folder / task.array.file, ArrayManifest).rows[task.index]
+    except (DamagedError, FileNotFoundError, IndexError):
+        return False
+    return row.until == arm.due[each.run.id]
+
+
+def _another_follows(queue: SlurmQueue) -> bool:
+    """Whether a job that promotes is queued or running, other than the one that this process is in."""
+    names = {submission.follow_up for submission in queue.submissions.all if submission.follow_up}
+    own = os.environ.get("SLURM_JOB_NAME")
+    return any(name != own for name, _ in slurm.queued_jobs(names))

@@ -23,7 +23,7 @@ from support.report_experiment import ExperimentFolder, report_of, settings
 from asyncpp_cli.base.console import Stream, printable, printable_lines, steering
 from asyncpp_cli.report.formats.latex import to_latex
 from asyncpp_cli.report.formats.options import ReportOptions
-from asyncpp_cli.report.formats.page_data import page_data
+from asyncpp_cli.report.formats.page import page_data
 from asyncpp_cli.report.formats.records import csv_text, to_csv, to_json
 from asyncpp_cli.report.formats.text import to_markdown, to_text
 from asyncpp_cli.runs.status import State, Status

@@ -26,7 +26,7 @@ from asyncpp_cli.report.analysis.timelines import timeline_pairs
 from asyncpp_cli.report.formats.gantt_svg import to_svg
 from asyncpp_cli.report.formats.latex import to_latex
 from asyncpp_cli.report.formats.options import ReportOptions
-from asyncpp_cli.report.formats.page_data import page_data
+from asyncpp_cli.report.formats.page import page_data
 from asyncpp_cli.report.formats.records import step_table, to_csv, to_json
 from asyncpp_cli.report.formats.text import to_markdown, to_text
 from asyncpp_cli.runs.experiment_folder import open_experiment

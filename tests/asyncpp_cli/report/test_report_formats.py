@@ -22,13 +22,11 @@ from support.report_experiment import ExperimentFolder, metrics, quickstart_fold
 from asyncpp_cli.report.formats.charts import charts
 from asyncpp_cli.report.formats.latex import to_latex
 from asyncpp_cli.report.formats.options import ReportOptions
-from asyncpp_cli.report.formats.page import to_page
-from asyncpp_cli.report.formats.page_data import page_data
+from asyncpp_cli.report.formats.page import page_data, to_page
 from asyncpp_cli.report.formats.records import to_csv, to_json
 from asyncpp_cli.report.formats.text import to_markdown, to_text
 from asyncpp_cli.report.tables import columns as columns_module
-from asyncpp_cli.report.tables.column import single
-from asyncpp_cli.report.tables.columns import records, shown_columns
+from asyncpp_cli.report.tables.columns import records, shown_columns, single
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.runs.status import State, Status
 
