@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from asyncpp_cli.report.analysis.statistics import (
     Interval,
@@ -22,6 +22,8 @@ from asyncpp_cli.report.load.measure import Evaluation, Slowest
 from asyncpp_cli.report.load.run import STATES_BY_WEIGHT, RunResult, Settings, settings_of
 from asyncpp_cli.runs.attempts.cost import Cost, total
 from schedules import FAMILY, OPTIONS
+
+_Value = TypeVar("_Value")
 
 FEW_SEEDS = 3
 """With fewer runs a mean says little."""
@@ -44,7 +46,8 @@ class TargetReached:
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult:
-    """A cell of the matrix with its seeds averaged."""
+    """A cell of the matrix with its seeds averaged: how its runs stand, their losses and their speed, each
+    beside those of other cells."""
 
     schedule: str
     optimizer: str
@@ -67,34 +70,35 @@ class CellResult:
     uncorrected: CellResult | None = None
     """The cell that differs only in having no correction; None for itself."""
 
-    @property
-    def correction(self) -> str | None:
-        """The correction other than error feedback; None without one."""
-        named = (run.value("correction.name") for run in self.runs)
-        name = next((name for name in named if name is not None), None)
-        return None if name in (None, "none") else str(name)
+    # What the cell is.
 
     @property
     def config(self) -> Mapping[str, Any] | None:
         """Of its first run that can be read: its runs differ in seed and site alone. None if none can."""
-        return next((run.config for run in self.runs if run.config is not None), None)
-
-    def settings(self, included: Callable[[str], bool]) -> Settings:
-        """The values of its configuration keys that are included, to compare; none if it cannot be read."""
-        return settings_of(self.config or {}, included)
+        return _first_known(run.config for run in self.runs)
 
     def value(self, key: str) -> Any:
         """The value of a configuration key or axis; None if unknown."""
         return next((run for run in self.runs if run.config is not None), self.runs[0]).value(key)
 
+    def settings(self, included: Callable[[str], bool]) -> Settings:
+        """The values of its configuration keys that are included, to compare; none if it cannot be read."""
+        return settings_of(self.config or {}, included)
+
     @property
-    def speed_only(self) -> bool:
-        """Whether its runs are too short for a loss of their own (`speed_steps` of a template)."""
-        return all(run.loss_of is not None for run in self.runs)
+    def correction(self) -> str | None:
+        """The correction other than error feedback; None without one."""
+        name = _first_known(run.value("correction.name") for run in self.runs)
+        return None if name in (None, "none") else str(name)
 
     @property
     def corrected(self) -> bool:
         return self.error_feedback != 0 or self.correction is not None
+
+    @property
+    def speed_only(self) -> bool:
+        """Whether its runs are too short for a loss of their own (`speed_steps` of a template)."""
+        return all(run.loss_of is not None for run in self.runs)
 
     def uses(self, key: str) -> bool:
         """Whether the cell's schedule and corrections use a setting."""
@@ -107,6 +111,8 @@ class CellResult:
             return True
         option = key.removeprefix("schedule.")
         return option not in OPTIONS or option in schedule.options
+
+    # How its runs stand; the means below are over the completed ones.
 
     @property
     def state(self) -> str:
@@ -130,78 +136,14 @@ class CellResult:
         return [run for run in self.runs if run.state == "completed"]
 
     @property
-    def diverged(self) -> list[Any]:
-        """Seeds whose run diverged: means over the others are of the survivors."""
-        return [run.value("seed") for run in self.runs if run.diverged]
-
-    @property
     def n(self) -> int:
         """Number of completed runs."""
         return len(self.completed)
 
-    def spread(self, name: str) -> Spread | None:
-        """Mean and deviation over the seeds of an attribute of `Measurement`."""
-        return spread(getattr(run.measurement, name) for run in self.completed)
-
-    @cached_property
-    def val_loss(self) -> Spread | None:
-        return self.spread("val_loss")
-
-    @cached_property
-    def perplexity(self) -> Spread | None:
-        """The mean over seeds of exp(validation loss)."""
-        return spread(_exp(run.measurement.val_loss) for run in self.completed)
-
     @property
-    def unigram_bits_per_byte(self) -> float | None:
-        return next(iter(self._known("unigram_bits_per_byte")), None)
-
-    @cached_property
-    def tokens_per_second(self) -> Spread | None:
-        return self.spread("tokens_per_second")
-
-    @cached_property
-    def tokens_per_second_per_rank(self) -> Spread | None:
-        return spread(run.tokens_per_second_per_rank for run in self.completed)
-
-    @cached_property
-    def utilisation(self) -> Spread | None:
-        return spread(run.utilisation for run in self.completed)
-
-    @cached_property
-    def bubble(self) -> Spread | None:
-        return self.spread("bubble")
-
-    @property
-    def bubble_predicted(self) -> float | None:
-        return next((run.bubble_predicted for run in self.runs if run.bubble_predicted is not None), None)
-
-    @property
-    def delay(self) -> int | None:
-        return max(self._known("delay"), default=None)
-
-    @property
-    def busy_by_rank(self) -> list[float]:
-        """For each rank the share of the steady state in which it did not wait, mean over the seeds."""
-        waited = _by_rank(run.measurement.bubble_by_rank for run in self.completed)
-        return [1 - sum(shares) / len(shares) for shares in waited]
-
-    @property
-    def slowest(self) -> Slowest | None:
-        """Of the run whose ranks are least even."""
-        known = [run.measurement.slowest for run in self.completed]
-        return max(filter(None, known), key=lambda found: found.ratio * (found.peer_ratio or 1), default=None)
-
-    @property
-    def peak_memory(self) -> list[float]:
-        """Bytes of each rank of the pipeline, the largest over the seeds."""
-        return [max(peaks) for peaks in _by_rank(run.measurement.peak_memory for run in self.completed)]
-
-    @property
-    def load_by_block(self) -> list[float]:
-        """Load, largest over mean, of each block of experts, mean over the seeds."""
-        loads = _by_rank(run.measurement.load_by_block for run in self.completed)
-        return [sum(by_seed) / len(by_seed) for by_seed in loads]
+    def diverged(self) -> list[Any]:
+        """Seeds whose run diverged: means over the others are of the survivors."""
+        return [run.value("seed") for run in self.runs if run.diverged]
 
     @property
     def skipped_steps(self) -> int:
@@ -218,9 +160,11 @@ class CellResult:
         """Of all runs and all their attempts."""
         return total(run.cost for run in self.runs)
 
-    def _known(self, name: str) -> list[Any]:
-        values = [getattr(run.measurement, name) for run in self.completed]
-        return [value for value in values if value is not None]
+    def spread(self, name: str) -> Spread | None:
+        """Mean and deviation over the seeds of an attribute of `Measurement`."""
+        return spread(getattr(run.measurement, name) for run in self.completed)
+
+    # Its losses.
 
     @cached_property
     def losses(self) -> dict[Any, float]:
@@ -228,9 +172,17 @@ class CellResult:
         return losses_by_seed(self.completed)
 
     @cached_property
-    def gap_pairs(self) -> Pairs | None:
-        """As `compared`, of the headline's losses."""
-        return self.compared()
+    def val_loss(self) -> Spread | None:
+        return self.spread("val_loss")
+
+    @cached_property
+    def perplexity(self) -> Spread | None:
+        """The mean over seeds of exp(validation loss)."""
+        return spread(_exp(run.measurement.val_loss) for run in self.completed)
+
+    @property
+    def unigram_bits_per_byte(self) -> float | None:
+        return _first_known(run.measurement.unigram_bits_per_byte for run in self.completed)
 
     @property
     def sets(self) -> list[str]:
@@ -240,6 +192,8 @@ class CellResult:
     def set_spread(self, of_set: str, name: str) -> Spread | None:
         """Mean and deviation over the seeds of an attribute of `SetLoss`."""
         return spread(getattr(run.measurement.sets.get(of_set), name, None) for run in self.completed)
+
+    # Its losses beside those of the synchronous counterpart.
 
     def compared(self, *, of_set: str | None = None, averaged: bool = False) -> Pairs | None:
         """This cell's losses paired with those of its synchronous counterpart; None if one has no loss.
@@ -252,6 +206,11 @@ class CellResult:
             losses_by_seed(cell.completed, of_set=of_set, averaged=averaged) for cell in (self, self.baseline)
         )
         return pairs(own, base) if own and base else None
+
+    @cached_property
+    def gap_pairs(self) -> Pairs | None:
+        """As `compared`, of the headline's losses."""
+        return self.compared()
 
     @property
     def gap(self) -> float | None:
@@ -284,6 +243,13 @@ class CellResult:
             return None
         return (uncorrected.mean - corrected.mean) / uncorrected.mean
 
+    # Its updates.
+
+    @property
+    def delay(self) -> int | None:
+        known = (run.measurement.delay for run in self.completed)
+        return max((delay for delay in known if delay is not None), default=None)
+
     @property
     def updates_per_step(self) -> float | None:
         """Updates of a stage per step: 1, or more where stages update on their own."""
@@ -302,6 +268,20 @@ class CellResult:
         own, base = self.updates_per_step, self.baseline.updates_per_step if self.baseline else None
         return own / base if own is not None and base else None
 
+    # Its speed.
+
+    @cached_property
+    def tokens_per_second(self) -> Spread | None:
+        return self.spread("tokens_per_second")
+
+    @cached_property
+    def tokens_per_second_per_rank(self) -> Spread | None:
+        return spread(run.tokens_per_second_per_rank for run in self.completed)
+
+    @cached_property
+    def utilisation(self) -> Spread | None:
+        return spread(run.utilisation for run in self.completed)
+
     @cached_property
     def speed_deviation(self) -> float | None:
         """Sample standard deviation of tokens per second over the segments of all runs; None for one."""
@@ -313,6 +293,28 @@ class CellResult:
         """Of the mean tokens per second, over seeds; of one seed, over its segments. None for one number."""
         speeds = [run.measurement.tokens_per_second or 0.0 for run in self.completed]
         return paired(speeds if len(speeds) > 1 else [rate for run in self.completed for rate in _rates(run)])
+
+    @cached_property
+    def bubble(self) -> Spread | None:
+        return self.spread("bubble")
+
+    @property
+    def bubble_predicted(self) -> float | None:
+        return _first_known(run.bubble_predicted for run in self.runs)
+
+    @property
+    def busy_by_rank(self) -> list[float]:
+        """For each rank the share of the steady state in which it did not wait, mean over the seeds."""
+        waited = _by_rank(run.measurement.bubble_by_rank for run in self.completed)
+        return [1 - sum(shares) / len(shares) for shares in waited]
+
+    @property
+    def slowest(self) -> Slowest | None:
+        """Of the run whose ranks are least even."""
+        known = [run.measurement.slowest for run in self.completed]
+        return max(filter(None, known), key=lambda found: found.ratio * (found.peer_ratio or 1), default=None)
+
+    # Its speed beside that of the fastest synchronous cell.
 
     @property
     def throughput_ratio(self) -> float | None:
@@ -358,6 +360,8 @@ class CellResult:
             return False
         return (ratio if self.throughput_interval is None else self.throughput_interval.low) > bound
 
+    # The time to a target loss.
+
     @cached_property
     def reached(self) -> TargetReached | None:
         """When the target was reached; None without a target, a completed run or a loss."""
@@ -379,10 +383,28 @@ class CellResult:
     @property
     def time_to_target_ratio(self) -> float | None:
         """Training time of the synchronous counterpart to the target, relative to this cell's."""
-        own, base = self.reached, self.baseline.reached if self.baseline is not None else None
+        own, base = self.reached, self.baseline.reached if self.baseline else None
         if own is None or base is None or own.seconds is None or base.seconds is None:
             return None
         return base.seconds.mean / own.seconds.mean if own.seconds.mean > 0 else None
+
+    # Its memory and the load of its experts.
+
+    @property
+    def peak_memory(self) -> list[float]:
+        """Bytes of each rank of the pipeline, the largest over the seeds."""
+        return [max(peaks) for peaks in _by_rank(run.measurement.peak_memory for run in self.completed)]
+
+    @property
+    def load_by_block(self) -> list[float]:
+        """Load, largest over mean, of each block of experts, mean over the seeds."""
+        loads = _by_rank(run.measurement.load_by_block for run in self.completed)
+        return [sum(by_seed) / len(by_seed) for by_seed in loads]
+
+
+def _first_known(values: Iterable[_Value | None]) -> _Value | None:
+    """The first that is not None; None without any."""
+    return next((value for value in values if value is not None), None)
 
 
 def _rates(run: RunResult) -> list[float]:
