@@ -6,7 +6,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import ONE_RUN, hurry, launch, outcomes, site_file, squeue, starts, sweep, wait_for
+from support.cluster_runs import (
+    ONE_RUN,
+    hurry,
+    launch,
+    outcomes,
+    preempt_all,
+    scontrol,
+    site_file,
+    squeue,
+    starts,
+    sweep,
+    wait_for,
+)
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Outcome
@@ -27,15 +39,13 @@ def test_all_tasks_resume_after_a_preemption_and_a_time_limit(slurm_conf: Path, 
     (array,) = {array for _, array, _ in ids}
     assert [index for raw, _, index in ids if raw == array], "no task has the array's own id"
 
-    # A job of higher priority takes all nodes.
-    other = ["--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
-    subprocess.run(["sbatch", *other], timeout=60, check=True, capture_output=True)
+    preempt_all()
     wait_for(lambda: all(outcomes(run) for run in runs), seconds=100, why=lambda: told(experiment))
     assert [outcomes(run) for run in runs] == [[("interrupted", "stopped")]] * 3, told(experiment)
 
     # The shortest limit that SLURM knows, for those that go on.
     wait_for(lambda: queued_again(array) == {"0", "1", "2"}, seconds=60, why=squeue)
-    subprocess.run(["scontrol", "update", f"JobId={array}", "TimeLimit=1"], timeout=60, check=True)
+    scontrol("update", f"JobId={array}", "TimeLimit=1")
     wait_for(lambda: going_on(2, runs), seconds=200, why=lambda: told(experiment))
     assert all(outcomes(run)[1][0] == "interrupted" for run in runs), told(experiment)
     wait_for(lambda: all_resume(array, runs), seconds=250, why=lambda: told(experiment))

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import ONE_RUN, hurry, launch, outcomes, site_file, squeue, sweep, wait_for
+from support.cluster_runs import (
+    ONE_RUN,
+    hurry,
+    launch,
+    outcomes,
+    scontrol,
+    site_file,
+    squeue,
+    sweep,
+    wait_for,
+    wait_until_it_trains,
+)
 from support.command_line import asyncpp, succeeded
 
 from asyncpp_cli.launch.common.bad_nodes import excluded_nodes_at
@@ -58,20 +68,11 @@ def test_a_job_that_slurm_is_requeueing_says_so(slurm_conf: Path, tmp_path: Path
     wait_until_it_trains(run, 1)
     job = Attempt(run, 1).job
     assert job is not None
-    subprocess.run(["scontrol", "requeue", job.id], timeout=60, check=True)
+    scontrol("requeue", job.id)
     wait_until_it_trains(run, 2)
     (file,) = experiment.submissions.glob("*/*.out")
     assert "SLURM has queued it again" in file.read_text()
     succeeded("cancel", experiment.folder)
-
-
-def wait_until_it_trains(run: Run, attempt: int) -> None:
-    def trains() -> bool:
-        hurry()
-        status = run.status()
-        return (status.state, status.attempt, status.step > 0) == (State.RUNNING, attempt, True)
-
-    wait_for(trains, seconds=150, why=lambda: (squeue(), told((run,))))
 
 
 def completed(*runs: Run) -> bool:

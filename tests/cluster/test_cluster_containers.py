@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import ONE_RUN, launch, site_file, starts, sweep, weights
+from support.cluster_runs import ONE_RUN, launch, set_partition, site_file, starts, sweep, weights
 from support.command_line import asyncpp, succeeded
 
 from asyncpp_cli.doctor.job import job_checks
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.profile import find_site
-
-pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
 SYSTEM = ("/usr", "/bin", "/lib", "/lib64")
 NEEDS_APPTAINER = pytest.mark.skipif(shutil.which("apptainer") is None, reason="apptainer is not installed")
@@ -112,10 +109,10 @@ def test_a_job_whose_image_has_changed_refuses_to_run(slurm_conf: Path, tmp_path
     image.write_text("before")
     experiment = sweep(tmp_path / "e", *ONE_RUN, "train.steps=2")
     site = site_file(tmp_path, container={"runtime": "apptainer", "image": str(image)})
-    subprocess.run(["scontrol", "update", "PartitionName=main", "State=DOWN"], check=True)
+    set_partition("down")
     launch(experiment.folder, site=site)
     image.write_text("afterwards")
-    subprocess.run(["scontrol", "update", "PartitionName=main", "State=UP"], check=True)
+    set_partition("up")
     launch_again = asyncpp("launch", experiment.folder, "--site", site, "--wait")
     [run] = experiment.runs
     assert launch_again.code == 1

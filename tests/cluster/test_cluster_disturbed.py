@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from support.cluster_runs import (
     ONE_RUN,
-    hurry,
+    has_completed,
     kill_node,
     launch,
+    nothing_queued,
     outcomes,
     preempt_all,
+    scontrol,
     site_file,
     squeue,
     start_node,
@@ -23,10 +25,10 @@ from support.cluster_runs import (
     status_of,
     sweep,
     wait_for,
-    weights,
+    wait_until_it_trains,
 )
 from support.command_line import succeeded
-from support.launches import rows_of
+from support.launches import check_same, rows_of
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import RankEnd
@@ -44,39 +46,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     (run,) = sweep(tmp_path_factory.mktemp("undisturbed") / "e", *CHANGES).runs
     succeeded("train", run.folder, "--replay")
     return run
-
-
-def check_same(run: Run, undisturbed: Run, *, steps: int) -> None:
-    """The same rows, bit for bit: but for where a segment was cut in two, which changes no numbers."""
-    for kind in ("step", "eval", "end"):
-        assert rows_of(run, kind) == rows_of(undisturbed, kind), kind
-    assert len(rows_of(run, "step")) == steps
-
-
-def trains(run: Run, attempt: int) -> bool:
-    """Whether the attempt has done something that no attempt before it had saved."""
-    hurry()
-    status = run.status()
-    going_on = (status.state, status.attempt) == (State.RUNNING, attempt)
-    return going_on and status.step > (run.saved_step or 0)
-
-
-def wait_until_it_trains(run: Run, attempt: int) -> None:
-    wait_for(lambda: trains(run, attempt), seconds=120, why=lambda: (run.status(), squeue()))
-
-
-def has_completed(run: Run) -> bool:
-    hurry()
-    return run.status().state == State.COMPLETED
-
-
-def ended() -> bool:
-    hurry()
-    return not squeue()
-
-
-def scontrol(*words: str) -> None:
-    subprocess.run(["scontrol", *words], timeout=60, check=True, capture_output=True)
 
 
 @pytest.mark.timeout(400)
@@ -113,19 +82,15 @@ def test_preempted_requeued_and_a_node_killed(slurm_conf: Path, tmp_path: Path, 
         assert killed not in nodes_of(last.nodes)
     finally:
         start_node(killed)
-    wait_for(ended, seconds=150, why=lambda: (run.status(), squeue()))
+    wait_for(nothing_queued, seconds=150, why=lambda: (run.status(), squeue()))
     assert (run.status().state, run.status().attempt) == (State.COMPLETED, 4), run.status().reason
-    check_same(run, undisturbed, steps=STEPS)
-    assert weights(run) == weights(undisturbed)
+    check_same(run, undisturbed)
     causes = [cause for _, cause in outcomes(run)]
     assert causes == ["stopped", "stopped", "restarted", ""]
 
 
 def nodes_of(nodes: str) -> list[str]:
-    asked = subprocess.run(
-        ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True
-    )
-    return asked.stdout.split()
+    return scontrol("show", "hostnames", nodes).split()
 
 
 @pytest.mark.timeout(400)
@@ -146,7 +111,7 @@ def test_a_time_limit(slurm_conf: Path, tmp_path: Path, undisturbed: Run) -> Non
     with suppress(ProcessLookupError):
         os.kill(trainer.pid, signal.SIGCONT)
     wait_for(lambda: outcomes(run), seconds=60, why=lambda: (run.status(), squeue()))
-    wait_for(lambda: "Restarts=1" in shown(job.id), seconds=60, why=squeue)
+    wait_for(lambda: "Restarts=1" in scontrol("show", "job", job.id), seconds=60, why=squeue)
     # The same job goes on, and on a slow machine it may take longer. If it is over already, it needs no more.
     more_time = ["scontrol", "update", f"JobId={job.id}", "TimeLimit=60"]
     subprocess.run(more_time, timeout=60, check=False, capture_output=True)
@@ -154,11 +119,4 @@ def test_a_time_limit(slurm_conf: Path, tmp_path: Path, undisturbed: Run) -> Non
     wait_for(lambda: has_completed(run), seconds=200, why=lambda: (run.status(), squeue()))
     assert outcomes(run) == [("interrupted", "time-limit"), ("completed", "")]
     assert starts(run)[1][1] > 0
-    check_same(run, undisturbed, steps=STEPS)
-    assert weights(run) == weights(undisturbed)
-
-
-def shown(job: str) -> str:
-    """What SLURM says of a job."""
-    asked = ["scontrol", "show", "job", job]
-    return subprocess.run(asked, timeout=60, check=True, capture_output=True, text=True).stdout
+    check_same(run, undisturbed)

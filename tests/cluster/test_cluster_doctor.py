@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster_runs import ONE_RUN, launch, site_file, squeue, sweep, wait_for
+from support.cluster_runs import (
+    ONE_RUN,
+    launch,
+    set_partition,
+    site_file,
+    squeue,
+    sweep,
+    wait_for,
+    without_accounting,
+)
 from support.command_line import succeeded
 
 from asyncpp_cli.doctor.checks import Check, submission_check
@@ -44,10 +52,7 @@ def test_nodes_that_cannot_reach_each_other_are_reported_before_a_run_starts(
 def test_resources_that_the_cluster_lacks_are_named(
     slurm_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = slurm_conf.read_text().splitlines()
-    without = tmp_path / "slurm.conf"
-    without.write_text("\n".join(line for line in lines if not line.startswith("Accounting")))
-    monkeypatch.setenv("SLURM_CONF", str(without))
+    monkeypatch.setenv("SLURM_CONF", str(without_accounting(slurm_conf, tmp_path)))
     # Without accounting nothing is wrong by that, nor with an account that nobody keeps.
     refused = submission(tmp_path, memory="900G", account="nobodys")
     assert not refused.ok
@@ -72,11 +77,10 @@ def test_logs_of_a_run_on_the_cluster(slurm_conf: Path, tmp_path: Path) -> None:
     text.write_text("some words to train on, again and again. " * 500)
     experiment = sweep(tmp_path / "e", *ONE_RUN, "train.steps=2", f"data.path={text}")
     (run,) = experiment.runs
-    words = ["scontrol", "update", "PartitionName=main"]
-    subprocess.run([*words, "State=down"], timeout=60, check=True)
+    set_partition("down")
     launch(experiment.folder, site=site_file(tmp_path, retries=0))
     text.unlink()
-    subprocess.run([*words, "State=up"], timeout=60, check=True)
+    set_partition("up")
     followed = succeeded("logs", experiment.folder, run.id[:8], "-f")
     assert "text.txt" in followed.output
     assert f"{run.id} is failed: rank " in followed.errors
@@ -86,11 +90,11 @@ def test_logs_of_a_run_on_the_cluster(slurm_conf: Path, tmp_path: Path) -> None:
         assert f"attempt-1-rank-{rank}.log" in shown.errors
 
     # A job that refuses to begin has no log of a rank: what it printed itself is shown.
-    subprocess.run([*words, "State=down"], timeout=60, check=True)
+    set_partition("down")
     text.write_text("some words to train on, again and again. " * 500)
     launch(experiment.folder, site=site_file(tmp_path, retries=0))
     run.config_file.write_text(run.config_file.read_text().replace("steps: 2", "steps: 3"))
-    subprocess.run([*words, "State=up"], timeout=60, check=True)
+    set_partition("up")
     wait_for(lambda: run.status().attempt == 2 and not squeue(), seconds=60, why=squeue)
     shown = succeeded("logs", experiment.folder, run.id)
     assert "config.yaml has changed since it was submitted" in shown.output

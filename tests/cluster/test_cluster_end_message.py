@@ -9,8 +9,6 @@ import pytest
 from support.cluster_runs import ONE_RUN, launch, set_partition, site_file, squeue, sweep, wait_for
 from support.command_line import succeeded
 
-pytestmark = [pytest.mark.slow, pytest.mark.slurm]
-
 APPEND = "import sys; open(sys.argv[1], 'a').write(sys.argv[-1] + '\\n')"
 
 

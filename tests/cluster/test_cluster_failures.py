@@ -10,13 +10,24 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, squeue, status_of, sweep, wait_for
+from support.cluster_runs import (
+    ONE_RUN,
+    launch,
+    outcomes,
+    set_partition,
+    site_file,
+    squeue,
+    status_of,
+    sweep,
+    wait_for,
+    wait_until_it_trains,
+    without_accounting,
+)
 from support.command_line import asyncpp, succeeded
 from support.files import edit
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, Outcome, RankStart
-from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 
 HOURS = 1_000_000
@@ -26,11 +37,7 @@ HOURS = 1_000_000
 def test_without_accounting_a_run_that_always_fails_is_tried_as_often_as_told(
     slurm_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As its users see a cluster without a database.
-    lines = slurm_conf.read_text().splitlines()
-    without = tmp_path / "slurm.conf"
-    without.write_text("\n".join(line for line in lines if not line.startswith("Accounting")))
-    monkeypatch.setenv("SLURM_CONF", str(without))
+    monkeypatch.setenv("SLURM_CONF", str(without_accounting(slurm_conf, tmp_path)))
     asked = subprocess.run(["sacct"], capture_output=True, text=True, timeout=60, check=False)
     assert asked.returncode != 0
 
@@ -41,13 +48,13 @@ def test_without_accounting_a_run_that_always_fails_is_tried_as_often_as_told(
                        f"'{text}'}}]")  # fmt: skip
     failing, good = experiment.runs
     site = site_file(tmp_path, retries=2, submit_limit=1)
-    subprocess.run(["scontrol", "update", "PartitionName=main", "State=down"], timeout=60, check=True)
+    set_partition("down")
     said = launch(experiment.folder, "--replay", site=site)
     assert "Submitted 1 of 2 runs" in said
     assert "1 runs exceed" in said
     assert len(squeue()) == 1
     text.unlink()
-    subprocess.run(["scontrol", "update", "PartitionName=main", "State=up"], timeout=60, check=True)
+    set_partition("up")
     followed = asyncpp("launch", experiment.folder, "--site", site, "--replay", "--wait")
     # As soon as there was room it submitted the other.
     assert followed.code == 1
@@ -73,9 +80,9 @@ def test_a_dead_rank_ends_the_step_everywhere_and_is_named(slurm_conf: Path, tmp
     experiment = sweep(tmp_path / "e", *changes)
     (run,) = experiment.runs
     launch(experiment.folder, site=site_file(tmp_path, retries=1))
-    wait_for(lambda: trains(run, 1), seconds=100, why=lambda: (run.status(), squeue()))
+    wait_until_it_trains(run, 1)
     os.kill(run.status().pids[1], signal.SIGKILL)
-    wait_for(lambda: trains(run, 2), seconds=100, why=lambda: (run.status(), squeue()))
+    wait_until_it_trains(run, 2)
     outcome = Attempt(run, 1).read(Outcome)
     assert outcome is not None
     assert outcome.reason.startswith("rank 1 was killed by SIGKILL")
@@ -88,11 +95,6 @@ def test_a_dead_rank_ends_the_step_everywhere_and_is_named(slurm_conf: Path, tmp
     assert (run.status().state, run.status().attempt) == (State.FAILED, 2)
     assert run.status().reason.startswith("rank 1 vanished")
     assert [state for state, _ in outcomes(run)] == ["failed", "failed"]
-
-
-def trains(run: Run, attempt: int) -> bool:
-    status = run.status()
-    return (status.state, status.attempt) == (State.RUNNING, attempt) and status.step > 0
 
 
 @pytest.mark.timeout(200)

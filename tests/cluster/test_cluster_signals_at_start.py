@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import ONE_RUN, hurry, launch, outcomes, site_file, squeue, sweep, wait_for
+from support.cluster_runs import ONE_RUN, has_completed, launch, outcomes, site_file, squeue, sweep, wait_for
 from support.launches import dying
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Outcome
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import State
 
 
 @pytest.mark.timeout(400)
@@ -29,11 +28,6 @@ def test_a_run_without_retries_outlives_them(slurm_conf: Path, tmp_path: Path) -
         "told to end by SIGUSR2 while the ranks were starting",
         "rank 0 was told to end by SIGTERM",
     ]
-
-
-def has_completed(run: Run) -> bool:
-    hurry()
-    return run.status().state == State.COMPLETED
 
 
 def reasons(run: Run) -> list[str]:

@@ -6,7 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import TINY, hurry, outcomes, preempt_all, site_file, squeue, wait_for
+from support.cluster_runs import (
+    TINY,
+    hurry,
+    nothing_queued,
+    outcomes,
+    preempt_all,
+    site_file,
+    squeue,
+    wait_for,
+)
 from support.command_line import asyncpp, succeeded
 from support.launches import rows_of
 
@@ -26,11 +35,6 @@ FIRST = 320
 def trains(runs: list[Run]) -> bool:
     hurry()
     return any(run.status().state == State.RUNNING and 0 < run.status().step < FIRST for run in runs)
-
-
-def nothing_queued() -> bool:
-    hurry()
-    return not squeue()
 
 
 @pytest.mark.timeout(600)

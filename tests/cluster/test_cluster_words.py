@@ -8,11 +8,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from subprocess import Popen
+from typing import Any
 
 import pytest
-from support.cluster_runs import ONE_RUN, launch, set_partition, site_file, squeue, status_of, wait_for
+from support.cluster_runs import (
+    ONE_RUN,
+    launch,
+    scontrol,
+    set_partition,
+    site_file,
+    squeue,
+    status_of,
+    wait_for,
+    without_controller,
+)
 from support.command_line import asyncpp, succeeded
 from support.launches import started_process
 from support.privileges import User, disk, fill
@@ -31,6 +43,12 @@ TWO = [*ONE_RUN, "matrix.seed=[0,1]", "train.steps=2"]
 def sweep(folder: Path, *changes: str) -> Experiment:
     succeeded("sweep", "quickstart", "model=micro", *TWO, *changes, "--out", folder)
     return open_experiment(folder)
+
+
+def following(experiment: Experiment, site: Path, **options: Any) -> AbstractContextManager[Popen[Any]]:
+    """A launch that waits until its jobs have ended."""
+    words = ["launch", str(experiment.folder), "--site", str(site), "--replay", "--wait"]
+    return started_process([sys.executable, "-P", "-m", "asyncpp_cli", *words], **options)
 
 
 @pytest.mark.timeout(200)
@@ -90,12 +108,7 @@ def test_where_slurm_does_not_answer_nothing_is_called_pending_or_failed(
     set_partition("down")
     succeeded("launch", experiment.folder, "--site", site_file(tmp_path), "--replay")
     assert asyncpp("status", experiment.folder).errors == ""
-    # A controller that does not listen, as while it is restarted.
-    conf = tmp_path / "slurm.conf"
-    text = slurm_conf.read_text()
-    port = next(line for line in text.splitlines() if line.startswith("SlurmctldPort="))
-    conf.write_text(text.replace(port, "SlurmctldPort=1") + "\nMessageTimeout=2\n")
-    monkeypatch.setenv("SLURM_CONF", str(conf))
+    monkeypatch.setenv("SLURM_CONF", str(without_controller(slurm_conf, tmp_path)))
     shown = asyncpp("status", experiment.folder)
     assert shown.output.startswith("quickstart: 2 unknown\n"), shown.output
     assert shown.output.count("queued, or pending") == 2
@@ -115,7 +128,7 @@ def test_the_end_that_a_preemption_sets_is_no_time_limit(slurm_conf: Path, tmp_p
     wait_for(lambda: f"{job.id}|RUNNING" in squeue(), seconds=60, why=squeue)
     first_end_time(job.id)
     # What SLURM does with the job's end as it preempts it.
-    subprocess.run(["scontrol", "update", f"JobId={job.id}", "TimeLimit=1"], check=True, timeout=60)
+    scontrol("update", f"JobId={job.id}", "TimeLimit=1")
     limit = time_limit(job.id)
     assert limit is not None
     assert limit > time.monotonic() + 1200
@@ -128,9 +141,7 @@ def test_a_launch_that_waits_for_room_submits_nothing_that_was_cancelled(
     experiment = sweep(tmp_path / "e")
     set_partition("down")
     site = site_file(tmp_path, submit_limit=1)
-    command = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", str(experiment.folder)]
-    flags = ["--site", str(site), "--replay", "--wait"]
-    with started_process([*command, *flags], stderr=subprocess.DEVNULL) as launching:
+    with following(experiment, site, stderr=subprocess.DEVNULL) as launching:
         wait_for(lambda: len(squeue()) == 1, seconds=60, why=squeue)
         assert asyncpp("cancel", experiment.folder).errors == "Cancelled: 1 queued, 0 running.\n"
         assert launching.wait(timeout=60) == 1
@@ -149,24 +160,13 @@ def test_a_held_job_is_released_by_the_command_that_is_printed(slurm_conf: Path,
     held = f"2 runs wait until released ({FAILED_TO_START}): scontrol release '{array}_[0-1]'"
     assert asyncpp("status", experiment.folder).errors.splitlines() == [held]
     assert held in succeeded("launch", experiment.folder, "--site", site).errors.splitlines()
-    following = [
-        sys.executable,
-        "-P",
-        "-m",
-        "asyncpp_cli",
-        "launch",
-        experiment.folder,
-        "--site",
-        site,
-        "--wait",
-    ]
     said = tmp_path / "said"
-    with said.open("w") as errors, started_process(following, stderr=errors) as launching:
+    with said.open("w") as errors, following(experiment, site, stderr=errors) as launching:
         wait_for(lambda: held in said.read_text().splitlines(), seconds=60, why=said.read_text)
         subprocess.run(held.partition("): ")[2], shell=True, check=True, timeout=60)
         assert FAILED_TO_START not in squeue("%r")
         # By a person: only one of the two, until later.
-        subprocess.run(["scontrol", "uhold", f"{array}_1"], check=True, timeout=60)
+        scontrol("uhold", f"{array}_1")
         wait_for(lambda: "JobHeldUser" in squeue("%r"), seconds=60, why=squeue)
         (line,) = asyncpp("status", experiment.folder).errors.splitlines()
         assert line == f"1 run waits until released (JobHeldUser): scontrol release {array}_1"
@@ -223,22 +223,16 @@ def test_an_open_launch_goes_on_after_a_cancel_that_slurm_refused(slurm_conf: Pa
         experiment.folder.chmod(0o777)
         set_partition("down")
         site = site_file(tmp_path, submit_limit=1)
-        command = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", str(experiment.folder)]
-        flags = ["--site", str(site), "--replay", "--wait"]
         said = tmp_path / "said"
-        with said.open("w") as errors, started_process([*command, *flags], stderr=errors) as launching:
+        with said.open("w") as errors, following(experiment, site, stderr=errors) as launching:
             wait_for(lambda: len(squeue()) == 1, seconds=60, why=squeue)
             refused = stranger.run("cancel", experiment.folder)
             assert (refused.code, "Kill job error" in refused.errors) == (2, True), refused.errors
             assert len(squeue()) == 1
             # A controller that does not answer: nothing is even recorded.
             before = (experiment.folder / "cancelled.jsonl").read_bytes()
-            nowhere = tmp_path / "slurm.conf"
-            text = slurm_conf.read_text()
-            port = next(line for line in text.splitlines() if line.startswith("SlurmctldPort="))
-            nowhere.write_text(text.replace(port, "SlurmctldPort=1") + "\nMessageTimeout=2\n")
             with pytest.MonkeyPatch.context() as patched:
-                patched.setenv("SLURM_CONF", str(nowhere))
+                patched.setenv("SLURM_CONF", str(without_controller(slurm_conf, tmp_path)))
                 slurm.cluster.cache_clear()
                 assert asyncpp("cancel", experiment.folder).code == 2
             slurm.cluster.cache_clear()

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import hurry, set_partition, squeue, wait_for
+from support.cluster_runs import hurry, preempt_all, scontrol, set_partition, squeue, wait_for
 
 from asyncpp_cli.launch.common.bad_nodes import set_excluded
 from asyncpp_cli.slurm import client as slurm
@@ -152,12 +152,9 @@ def test_before_a_preemption_and_a_time_limit_the_ranks_get_a_signal_and_the_scr
         script = f"trap 'echo script >> {file}' TERM USR2\nsrun sh -c '{rank}' {file}\necho ended >> {file}"
         jobs.append(sbatch("--output=/dev/null", "--signal=USR2@50", f"--wrap={script}"))
     wait_for(lambda: said(preempted) == said(limited) == 1, seconds=60, why=squeue)
-    subprocess.run(["scontrol", "update", f"JobId={jobs[1]}", "TimeLimit=1"], timeout=60, check=True)
+    scontrol("update", f"JobId={jobs[1]}", "TimeLimit=1")
     wait_for(lambda: said(limited) >= 3, seconds=100, why=squeue)
-    subprocess.run(
-        ["sbatch", "--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=true"],
-        timeout=60, check=True, capture_output=True,
-    )  # fmt: skip
+    preempt_all()
     wait_for(lambda: said(preempted) >= 3, seconds=60, why=squeue)
     assert limited.read_text().splitlines() == ["begun", "rank USR2", "ended"]
     assert preempted.read_text().splitlines() == ["begun", "rank TERM", "ended"]

@@ -7,8 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,11 +15,13 @@ from typing import Any
 
 from support import launches
 from support.command_line import succeeded
+from support.launches import runs_attempt, wait_for
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Job, Outcome
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
 
 TINY = [*launches.TINY, "site.timeout=40"]
 ONE_RUN = ["matrix={schedule: 2bw, optimizer: muon}", "exclude=[]", "error_feedback=true"]
@@ -52,13 +53,6 @@ def site_file(folder: Path, **changes: Any) -> Path:
     lines = [line for line in SITE.strip().splitlines() if line.partition(":")[0] not in changes]
     file.write_text("\n".join([*lines, *(f"{key}: {json.dumps(value)}" for key, value in changes.items())]))
     return file
-
-
-def wait_for(condition: Callable[[], object], *, seconds: float, why: Callable[[], object] = str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"did not happen within {seconds:g} s: {why()}"
-        time.sleep(0.1)
 
 
 def status_of(folder: Path) -> list[dict[str, Any]]:
@@ -102,8 +96,7 @@ def kill_node(node: str, job: Job, *, cluster: Path, noticed: bool = False) -> N
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     if noticed:
-        down = ["scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=killed"]
-        subprocess.run(down, timeout=60, check=True)
+        scontrol("update", f"NodeName={node}", "State=DOWN", "Reason=killed")
 
 
 def start_node(name: str) -> None:
@@ -152,10 +145,52 @@ def hurry() -> None:
             subprocess.run(command, timeout=60, check=False, capture_output=True)
 
 
+def scontrol(*words: str) -> str:
+    asked = ["scontrol", *words]
+    return subprocess.run(asked, timeout=60, check=True, capture_output=True, text=True).stdout
+
+
 def set_partition(state: str) -> None:
     """Let jobs of the partition `main` start (`up`) or wait (`down`)."""
-    command = ["scontrol", "update", "PartitionName=main", f"State={state}"]
-    subprocess.run(command, timeout=60, check=True, capture_output=True)
+    scontrol("update", "PartitionName=main", f"State={state}")
+
+
+def trains(run: Run, attempt: int) -> bool:
+    """Whether the attempt has done something that no attempt before it had saved."""
+    hurry()
+    return runs_attempt(run, attempt) and run.status().step > (run.saved_step or 0)
+
+
+def wait_until_it_trains(run: Run, attempt: int) -> None:
+    wait_for(lambda: trains(run, attempt), seconds=150, why=lambda: (run.status(), outcomes(run), squeue()))
+
+
+def has_completed(run: Run) -> bool:
+    hurry()
+    return run.status().state == State.COMPLETED
+
+
+def nothing_queued() -> bool:
+    hurry()
+    return not squeue()
+
+
+def other_conf(conf: Path, folder: Path, *, without: str, added: Sequence[str] = ()) -> Path:
+    """The test cluster's slurm.conf in this folder: without the lines that begin so, and with others."""
+    file = folder / "slurm.conf"
+    lines = [line for line in conf.read_text().splitlines() if not line.startswith(without)]
+    file.write_text("\n".join([*lines, *added]))
+    return file
+
+
+def without_accounting(conf: Path, folder: Path) -> Path:
+    """A slurm.conf as users of a cluster without a database have it."""
+    return other_conf(conf, folder, without="Accounting")
+
+
+def without_controller(conf: Path, folder: Path) -> Path:
+    """A slurm.conf whose controller does not listen, as while it is restarted."""
+    return other_conf(conf, folder, without="SlurmctldPort=", added=["SlurmctldPort=1", "MessageTimeout=2"])
 
 
 def preempt_all() -> None:

@@ -132,10 +132,10 @@ def train_all(folder: Path | str) -> None:
             assert run.status().state == State.COMPLETED
 
 
-def wait_for(condition: Callable[[], bool], *, seconds: float) -> None:
+def wait_for(condition: Callable[[], object], *, seconds: float, why: Callable[[], object] = str) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
+        assert time.monotonic() < deadline, f"did not happen within {seconds:g} s: {why()}"
         time.sleep(0.05)
 
 
