@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -40,33 +40,17 @@ for arguments in json.loads(sys.argv[1]):
     print(json.dumps([code, output.getvalue(), sorted(sys.modules)]))
 """
 
-COMMANDS = [
-    [],
-    ["quickstart"],
-    ["sweep"],
-    ["launch"],
-    ["status"],
-    ["logs"],
-    ["cancel"],
-    ["report"],
-    ["diff"],
-    ["extend"],
-    ["remove"],
-    ["export"],
-    ["plan"],
-    ["mirror"],
-    ["train"],
-    ["doctor"],
-    ["data"],
-    ["data", "prepare"],
-    ["data", "inspect"],
-    ["templates"],
-    ["templates", "list"],
-    ["schedule"],
-    ["schedule", "show"],
-    ["optimizers"],
-    ["theory"],
-]
+
+def commands_of(app: typer.Typer, before: str = "") -> Iterator[tuple[str, Callable[..., object] | None]]:
+    """Words and function of every command; groups have no function."""
+    yield before, None
+    for group in app.registered_groups:
+        yield from commands_of(group.typer_instance, f"{before} {group.name}".strip())
+    for command in app.registered_commands:
+        yield f"{before} {command.name or command.callback.__name__}".strip(), command.callback
+
+
+COMMANDS = dict(commands_of(app))
 
 
 def after_each(commands: Sequence[Sequence[str]]) -> list[tuple[int, str, set[str]]]:
@@ -86,11 +70,11 @@ def after_each(commands: Sequence[Sequence[str]]) -> list[tuple[int, str, set[st
 @pytest.fixture(scope="module")
 def helped() -> dict[str, tuple[int, str, set[str]]]:
     """`--help` of every command, by the command."""
-    ends = after_each([[*command, "--help"] for command in COMMANDS])
-    return {" ".join(command): end for command, end in zip(COMMANDS, ends, strict=True)}
+    ends = after_each([[*command.split(), "--help"] for command in COMMANDS])
+    return dict(zip(COMMANDS, ends, strict=True))
 
 
-@pytest.mark.parametrize("command", [" ".join(command) for command in COMMANDS])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_imports_nothing_slow(command: str, helped: dict[str, tuple[int, str, set[str]]]) -> None:
     code, output, modules = helped[command]
     assert code == 0
@@ -137,19 +121,18 @@ def test_the_version_is_that_of_the_package() -> None:
     assert printed == f"asyncpp {asyncpp_version()}\n"
 
 
-def options_that_take_numbers(app: typer.Typer) -> Iterator[tuple[str, Any]]:
+def options_that_take_numbers() -> Iterator[tuple[str, Any]]:
     """Name and parser of every option whose value is a float, of all commands."""
-    for group in app.registered_groups:
-        yield from options_that_take_numbers(group.typer_instance)
-    for command in app.registered_commands:
-        for parameter in inspect.signature(command.callback, eval_str=True).parameters.values():
+    for name, function in COMMANDS.items():
+        parameters = inspect.signature(function, eval_str=True).parameters if function else {}
+        for parameter in parameters.values():
             kind, *details = get_args(parameter.annotation) or [None]
             if kind is float or float in get_args(kind):
-                yield f"{command.callback.__name__} {parameter.name}", details[0].parser
+                yield f"{name} {parameter.name}", details[0].parser
 
 
 def test_every_option_that_takes_a_number_refuses_infinity_and_nan() -> None:
-    parsers = dict(options_that_take_numbers(app))
+    parsers = dict(options_that_take_numbers())
     assert len(parsers) > 15
     assert set(parsers.values()) == {finite}, parsers
     for text in ("nan", "inf", "-inf", "1e999", "ten"):

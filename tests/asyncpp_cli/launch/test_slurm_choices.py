@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -69,24 +70,18 @@ def test_arrays_take_about_as_many_rounds() -> None:
     assert throttles([40, 1, 10], at_once=2) == [Throttle(2), Throttle(1, 0), Throttle(2, 1)]
 
 
-DECIDED = {
-    JobPhase.PENDING: "PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD EXPEDITING",
-    JobPhase.RUNNING: "RUNNING SIGNALING CONFIGURING POWER_UP_NODE RESIZING STOPPED SUSPENDED UPDATE_DB",
-    JobPhase.ENDING: "COMPLETING STAGE_OUT",
-    JobPhase.ENDED: "COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL PREEMPTED BOOT_FAIL DEADLINE OUT_OF_MEMORY "
-    "REVOKED LAUNCH_FAILED RECONFIG_FAIL",
-}
-
-
 @pytest.mark.parametrize(
-    ("word", "phase"), [(word, phase) for phase, words in DECIDED.items() for word in words.split()]
+    ("word", "phase"),
+    [
+        *((word, JobPhase.PENDING) for word in ("PENDING", "REQUEUED", "SPECIAL_EXIT")),
+        # Also a word of a later SLURM.
+        *((word, JobPhase.RUNNING) for word in ("RUNNING", "SIGNALING", "TELEPORTING")),
+        *((word, JobPhase.ENDING) for word in ("COMPLETING", "STAGE_OUT")),
+        *((word, JobPhase.ENDED) for word in ("COMPLETED", "NODE_FAIL", "PREEMPTED")),
+    ],
 )
-def test_every_word_has_a_phase(word: str, phase: JobPhase) -> None:
+def test_words_of_squeue_have_a_phase(word: str, phase: JobPhase) -> None:
     assert phase_of(word) is phase
-
-
-def test_a_word_of_a_later_slurm_counts_as_running() -> None:
-    assert phase_of("TELEPORTING") is JobPhase.RUNNING
 
 
 POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
@@ -119,11 +114,23 @@ STOPPED = Status(state=State.INTERRUPTED, cause=Cause.STOPPED, attempt=1)
 
 
 @pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of `scontrol` and `squeue`. No longer than a look is the end waited for."""
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of commands of the cluster `c`. No longer than a look is the end waited for."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(array_task, "_SECONDS_TO_BE_ENDED", 0.0)
-    return tmp_path
+    slurm.cluster.cache_clear()
+    script(tmp_path / "scontrol", 'echo "ClusterName = c"')
+    yield tmp_path
+    slurm.cluster.cache_clear()
+
+
+def made(folder: Path, *states: State) -> Experiment:
+    """An experiment with runs in these states."""
+    experiment = ExperimentFolder(folder / "experiment")
+    for seed, state in enumerate(states):
+        status = None if state == State.COMPLETED else Status(state=state)
+        experiment.add(settings("1f1b", "muon", seed=seed), status=status)
+    return open_experiment(experiment.folder)
 
 
 def script(file: Path, *lines: str) -> None:
@@ -148,9 +155,7 @@ def test_a_job_whose_requeueing_was_not_acknowledged(
     asked = commands / "asked"
     script(commands / "scontrol", f"touch {asked}", "echo Socket timed out >&2", "exit 1")
     script(commands / "squeue", f"test -e {asked} && s={state} || s=RUNNING", 'echo "7|7_0|$s|N/A"')
-    made = ExperimentFolder(commands / "experiment")
-    made.add(settings("1f1b", "muon"))
-    experiment = open_experiment(made.folder)
+    experiment = made(commands, State.COMPLETED)
     assert array_task._requeue(STOPPED, experiment, TABLE, JOB) == RESUMABLE
     printed = capfd.readouterr().out.strip().splitlines()[-1]
     assert printed.partition(" ")[2].partition(" ")[2].startswith(said)
@@ -160,12 +165,8 @@ def test_a_job_whose_requeueing_was_not_acknowledged(
 def test_a_job_that_began_after_the_queue_was_read_goes_on_whatever_its_nodes_clock(
     commands: Path, node: float
 ) -> None:
-    made = ExperimentFolder(commands / "experiment")
-    made.add(settings("1f1b", "muon"))
-    experiment = open_experiment(made.folder)
+    experiment = made(commands, State.COMPLETED)
     (run,) = experiment.runs
-    slurm.cluster.cache_clear()
-    script(commands / "scontrol", 'echo "ClusterName = c"')
     script(commands / "squeue", 'echo "7|0|7|PENDING||None|a"')
     submission = submitted(experiment, a=(run.id,))
     queue = SlurmQueue(experiment)
@@ -176,7 +177,6 @@ def test_a_job_that_began_after_the_queue_was_read_goes_on_whatever_its_nodes_cl
     attempt.record_start(0, elsewhere)
     edit(attempt.file(Claimed), by=asdict(elsewhere), claimed=time.time() + node)
     assert queue.run_status(run, with_accounting=False).status.state == State.RUNNING
-    slurm.cluster.cache_clear()
 
 
 def test_a_failed_run_is_submitted_as_soon_as_slurm_has_let_go_of_the_last_job(
@@ -186,26 +186,20 @@ def test_a_failed_run_is_submitted_as_soon_as_slurm_has_let_go_of_the_last_job(
     monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
     site = commands / "site.yaml"
     site.write_text("time: '60'\nnetwork_interface: lo\nsubmit_limit: 1\n")
-    made = ExperimentFolder(commands / "experiment")
-    good = made.add(settings("1f1b", "muon"))
-    failing = made.add(settings("2bw", "muon"), status=Status(state=State.FAILED))
-    made.add(settings("2bw", "adamw"), status=Status(state=State.PENDING))
-    experiment = open_experiment(made.folder)
+    experiment = made(commands, State.COMPLETED, State.FAILED, State.PENDING)
+    good, failing, _ = experiment.runs
     submitted(experiment, a=(good.id, failing.id))
-    slurm.cluster.cache_clear()
-    script(commands / "scontrol", 'echo "ClusterName = c"')
     # At its fifth answer SLURM has let go of the job.
     ending, asked = "7|0|7|COMPLETING|n1|a|None", commands / "asked"
     script(commands / "squeue", f"echo >> {asked}", f"test $(wc -l < {asked}) -ge 5 || echo '{ending}'")
     trains = f"cp {good.status_file} {failing.status_file}"
     script(commands / "sbatch", trains, "echo Submitted batch job 8")
-    ended = asyncpp("launch", made.folder, "--failed", "--replay", "--site", site, "--wait")
+    ended = asyncpp("launch", experiment.folder, "--failed", "--replay", "--site", site, "--wait")
     assert "1 exceed" in ended.errors
     assert "2 of 3 runs completed" in ended.errors
     # And not the run that was not chosen.
     (submission,) = (each for each in read_submissions(experiment).all if each.site != "s")
     assert [array.runs for array in submission.arrays] == [(failing.id,)]
-    slurm.cluster.cache_clear()
 
 
 def test_later_submissions_sort_behind_earlier_ones(
@@ -225,9 +219,7 @@ def test_no_habit_of_the_user_reaches_a_command_of_slurm(
 ) -> None:
     for name in ("squeue", "sacct", "sacctmgr", "scancel", "scontrol", "sinfo", "sbatch", "srun"):
         script(commands / name, f'env > "{commands}/{name}.env"', "echo Submitted batch job 7")
-    made = ExperimentFolder(commands / "experiment")
-    made.add(settings("1f1b", "muon"), status=Status(state=State.PENDING))
-    run = open_experiment(made.folder).runs[0]
+    (run,) = made(commands, State.PENDING).runs
     given = {"SLURM_CONF": "/etc/x", "SLURM_JWT": "secret", "HOME": str(commands), "SQUEUE_LATER": "1"}
     of_job = {"SLURM_JOB_ID": "7", "SLURM_GPUS": "1", "SLURM_HINT": "nomultithread"}
     for name, value in (HABITS | given | of_job).items():
@@ -291,10 +283,7 @@ def test_tasks_that_started_and_those_that_never_did_are_told_apart(commands: Pa
 
 
 def test_slurm_is_asked_for_what_may_be_queued_alone(commands: Path) -> None:
-    made = ExperimentFolder(commands / "experiment")
-    for seed in range(4):
-        made.add(settings("1f1b", "muon", seed=seed), status=Status(state=State.PENDING))
-    experiment = open_experiment(made.folder)
+    experiment = made(commands, *[State.PENDING] * 4)
     done, just_done, again, running = experiment.runs
     first = submitted(experiment, old=(done.id, just_done.id, again.id), lost=(running.id,))
     for run, name, index in ((done, "old", 0), (just_done, "old", 1), (running, "lost", 0)):
@@ -302,8 +291,6 @@ def test_slurm_is_asked_for_what_may_be_queued_alone(commands: Path) -> None:
         claimed(run, processes=1, replay=True, steps=4, job=job)
     for run in (done, just_done):
         run.write_status(replace(run.status(), state=State.COMPLETED))
-    slurm.cluster.cache_clear()
-    script(commands / "scontrol", 'echo "ClusterName = c"')
     script(commands / "squeue", f'echo "$@" | grep -o "name=[^ ]*" >> {commands}/asked')
     assert SlurmQueue(experiment).queued == {}
     long_ago = time.time() - 3600
@@ -323,7 +310,6 @@ def test_slurm_is_asked_for_what_may_be_queued_alone(commands: Path) -> None:
     script(commands / "squeue", "exit 1")
     script(commands / "scontrol", "exit 1")
     assert SlurmQueue(experiment).queued == {}
-    slurm.cluster.cache_clear()
 
 
 def test_a_command_that_cannot_be_run_leaves_the_queue_unknown(
@@ -331,23 +317,19 @@ def test_a_command_that_cannot_be_run_leaves_the_queue_unknown(
 ) -> None:
     # Or a real one elsewhere on PATH is taken.
     monkeypatch.setenv("PATH", str(commands))
-    made = ExperimentFolder(commands / "experiment")
-    made.add(settings("1f1b", "muon"), status=Status(state=State.PENDING))
-    made.add(settings("2bw", "muon"), status=Status(state=State.PENDING))
-    experiment = open_experiment(made.folder)
+    experiment = made(commands, State.PENDING, State.PENDING)
     submitted(experiment, a=tuple(run.id for run in experiment.runs))
     site = commands / "site.yaml"
     site.write_text("time: '60'\nnetwork_interface: lo\n")
-    script(commands / "scontrol", 'echo "ClusterName = c"')
     for how, mode in (("\x7fELF, cut short", 0o755), ("", 0o755), ("#!/nowhere/sh", 0o755), ("#!/bin/sh", 0)):
         slurm.cluster.cache_clear()
         (commands / "squeue").write_text(how + "\necho '\\377 no table'\n")
         (commands / "squeue").chmod(mode)
-        told = json.loads(succeeded("status", made.folder, "--json").output)
+        told = json.loads(succeeded("status", experiment.folder, "--json").output)
         assert [(run["state"], run["queue_known"]) for run in told] == [("pending", False)] * 2
-        assert "squeue" in refusal("launch", made.folder, "--site", site)
-        assert "squeue" in refusal("cancel", made.folder)
-        assert "may be queued" in refusal("remove", made.folder, experiment.runs[0].id, "--yes")
+        assert "squeue" in refusal("launch", experiment.folder, "--site", site)
+        assert "squeue" in refusal("cancel", experiment.folder)
+        assert "may be queued" in refusal("remove", experiment.folder, experiment.runs[0].id, "--yes")
     slurm.cluster.cache_clear()
     attempt = claimed(experiment.runs[0], processes=1, replay=True, steps=1)
     assert array_task._run_ranks(attempt, TABLE, JOB) is None
