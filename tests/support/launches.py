@@ -23,7 +23,7 @@ from asyncpp_cli.runs.attempts.files import Claimed, Outcome
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.processes import ProcessId
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import State
+from asyncpp_cli.runs.status import State, Status
 
 TINY = [
     "model=micro",
@@ -77,6 +77,13 @@ class Launched:
     @property
     def errors(self) -> str:
         return self._errors.read_text()
+
+
+class Unseen:
+    """Progress of a launcher that nobody looks at."""
+
+    def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
+        """As the launcher calls it."""
 
 
 StartLaunch = Callable[..., Launched]

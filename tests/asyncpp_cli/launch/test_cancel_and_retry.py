@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
-from support.launches import HOURS, StartLaunch, is_training, sweep, wait_for
+from support.launches import HOURS, StartLaunch, Unseen, is_training, sweep, wait_for
 
 from asyncpp_cli.launch.cancel import Cancellations, record_cancellation
 from asyncpp_cli.launch.local_machine import Launcher, tasks_of
 from asyncpp_cli.launch.start import runs_to_retry
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
-from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
 from asyncpp_cli.sites.resources import this_machine
 
@@ -74,17 +73,12 @@ class _AfterOneLook:
         return run_id == self._run_id and self._looks > 2
 
 
-class _Silent:
-    def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
-        pass
-
-
 def launch_with(experiment: Experiment, *, cancelled: Container[str]) -> State:
     """Launch the second run alone. How it ended."""
     machine = this_machine()
     tasks, _ = tasks_of(experiment.runs[1:2], replay=True, machine=machine)
     [status] = Launcher(
-        tasks, machine=machine, max_parallel=1, replay=True, progress=_Silent(), cancelled=cancelled
+        tasks, machine=machine, max_parallel=1, replay=True, progress=Unseen(), cancelled=cancelled
     ).run()
     return status.state
 

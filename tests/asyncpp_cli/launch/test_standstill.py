@@ -11,20 +11,20 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.attempts import claimed
 from support.command_line import asyncpp
-from support.launches import HOURS, Launched, is_training, sweep, wait_for
+from support.launches import HOURS, StartLaunch, Unseen, is_training, started_process, sweep, wait_for
 from support.privileges import NOBODY, permitted
 from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.launch.common.supervisor import Supervisor
 from asyncpp_cli.launch.local_machine import Launcher, Task
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import Outcome
 from asyncpp_cli.runs.processes import is_gone, process_id, send_signal, this_process
 from asyncpp_cli.runs.run_folder import Run
@@ -32,70 +32,30 @@ from asyncpp_cli.runs.status import Cause, State, Status
 from asyncpp_cli.sites.resources import Machine, Resources
 from stages.comm.flight_recorder import set_flight_recorder
 from stages.config.run_config import RunConfig, SiteConfig, TrainConfig
-from stages.liveness.stop_signal import SIGNALS
 from stages.liveness.watchdog import awaited_rank
 
 WAITS = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_DFL); print(flush=True); input()"
-
-
-def waiting() -> subprocess.Popen[bytes]:
-    """A process that waits for its standard input."""
-    child = subprocess.Popen([sys.executable, "-c", WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    child.stdout.readline()
-    return child
-
-
-def stop(child: subprocess.Popen[bytes]) -> None:
-    os.kill(child.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-
-
-@pytest.fixture
-def children() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two processes, which do not outlive the test."""
-    made = [waiting(), waiting()]
-    yield made
-    for child in made:
-        with child:
-            child.kill()
 
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> Attempt:
     """Of one process, just claimed."""
     run = ExperimentFolder(tmp_path / "e").add(settings("1f1b", "adamw"), status=Status(state=State.PENDING))
-    claimed = claim(run, processes=1, replay=True, steps=4)
-    assert claimed is not None
-    return claimed
-
-
-@pytest.fixture
-def signals() -> Iterator[None]:
-    """What a supervisor does with signals is forgotten after it."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    return claimed(run, processes=1, replay=True, steps=4)
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.usefixtures("signals")
-def test_a_rank_ends_whose_run_is_deleted(attempt: Attempt, children: list[subprocess.Popen[bytes]]) -> None:
-    child = children[0]
-    attempt.record_start(0, process_id(child.pid), this_process())
-    supervisor = Supervisor(attempt, {0: child}, size=1, grace=1e3, lease=60.0, received=[])
-    shutil.rmtree(attempt.run.folder)
-    assert not supervisor.watch()
+def test_a_rank_ends_whose_run_is_deleted(attempt: Attempt) -> None:
+    command = [sys.executable, "-c", WAITS]
+    with started_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        attempt.record_start(0, process_id(child.pid), this_process())
+        supervisor = Supervisor(attempt, {0: child}, size=1, grace=1e3, lease=60.0, received=[])
+        shutil.rmtree(attempt.run.folder)
+        assert not supervisor.watch()
     assert child.returncode == -signal.SIGTERM
     assert not attempt.run.folder.exists()
-
-
-class Unseen:
-    """Progress that nobody looks at."""
-
-    def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
-        """As the launcher calls it."""
 
 
 ANOTHER = NOBODY.replace("54321", "54322")
@@ -167,16 +127,13 @@ def test_no_process_can_be_started_at_all(tmp_path: Path, monkeypatch: pytest.Mo
     assert "could not be started" in first.reason
     assert {status.state for status in others} == {State.PENDING}
     # The next launch takes it.
-    attempt = claim(runs[0], processes=1, replay=True, steps=4)
-    assert attempt is not None
-    assert attempt.number == 2
+    assert claimed(runs[0], processes=1, replay=True, steps=4).number == 2
 
 
 SCRIPT = """
 import sys, time
 from pathlib import Path
 from asyncpp_cli.runs.attempts.settle import current_status
-from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.launch.local_machine import LocalJobs
 from asyncpp_cli.sites.resources import Resources
 from asyncpp_cli.runs.run_folder import Run
@@ -237,26 +194,15 @@ def test_the_flight_recorder_is_on_and_a_users_settings_stay(tmp_path: Path) -> 
     }
 
 
-@pytest.fixture
-def launches(tmp_path: Path) -> Iterator[list[Launched]]:
-    """Launches, which do not outlive the test."""
-    made: list[Launched] = []
-    yield made
-    for launched in made:
-        launched.process.kill()
-        launched.process.wait()
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_stopped_rank_is_named(tmp_path: Path, launches: list[Launched]) -> None:
+def test_a_stopped_rank_is_named(tmp_path: Path, start_launch: StartLaunch) -> None:
     changes = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", f"train.steps={HOURS}"]
     changes += ["parallel.stages=3", "schedule.microbatches=4", "model.layers=3"]
     changes += ["site.timeout=12", "site.grace=1"]
     experiment = sweep(tmp_path / "e", *changes)
     (run,) = experiment.runs
-    launched = Launched(experiment.folder, ["--max-parallel", "1"], output=tmp_path / "launch")
-    launches.append(launched)
+    launched = start_launch(experiment.folder, "--max-parallel", "1")
     wait_for(lambda: is_training(run) or launched.process.poll() is not None, seconds=300)
     assert launched.process.poll() is None, launched.errors
     attempt = Attempt(run, run.status().attempt)
