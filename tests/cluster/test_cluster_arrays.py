@@ -23,16 +23,15 @@ from support.cluster_runs import (
     status_of,
     sweep,
     wait_for,
-    weights,
 )
 from support.command_line import asyncpp, succeeded
 from support.files import ROOT
-from support.launches import most_at_once, started_process
+from support.launches import ONE, most_at_once, started_process, weights
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.status import Cause, State
 
-MANY = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=2"]
+MANY = [*ONE, "train.steps=2"]
 
 
 @pytest.mark.timeout(300)

@@ -41,12 +41,17 @@ def test_a_node_on_which_two_runs_do_not_begin_is_left_out(slurm_conf: Path, tmp
     gpus.mkdir()
     (gpus / "sitecustomize.py").write_text(BROKEN.format(node="n3"))
     experiment = sweep(tmp_path / "e", *ONE_RUN, "train.steps=2", "matrix.seed=[0,1,2]")
-    # One job waits for the other, and SLURM begins with n3.
+    # One job waits for the other, and has n3 alone until two have failed there.
     site = site_file(
         tmp_path, retries=0, environment={"PYTHONPATH": str(gpus)}, exclude="n[1-2]", max_parallel=1
     )
-    launch(experiment.folder, "--replay", site=site)
     first, second, third = experiment.runs
+    scontrol("update", "NodeName=n4", "State=DRAIN", "Reason=later")
+    try:
+        launch(experiment.folder, "--replay", site=site)
+        wait_for(lambda: outcomes(second), seconds=200, why=lambda: (squeue(), told(experiment.runs)))
+    finally:
+        scontrol("update", "NodeName=n4", "State=RESUME")
     wait_for(lambda: completed(second, third), seconds=200, why=lambda: (squeue(), told(experiment.runs)))
     assert (outcomes(first), nodes(first, 1)) == ([("failed", "error")], "n3")
     assert outcomes(second) == [("interrupted", "restarted"), ("completed", "")]

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import ONE_RUN, launch, set_partition, site_file, starts, sweep, weights
+from support.cluster_runs import ONE_RUN, launch, set_partition, site_file, starts, sweep
 from support.command_line import asyncpp, succeeded
+from support.launches import weights
 
 from asyncpp_cli.doctor.job import job_checks
 from asyncpp_cli.runs.status import State

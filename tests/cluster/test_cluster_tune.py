@@ -17,7 +17,7 @@ from support.cluster_runs import (
     wait_for,
 )
 from support.command_line import asyncpp, succeeded
-from support.launches import rows_of
+from support.launches import ONE, rows_of
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run
@@ -25,7 +25,7 @@ from asyncpp_cli.runs.status import State
 from asyncpp_cli.slurm.submissions import read_submissions
 
 STEPS = 400
-ARM = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", f"train.steps={STEPS}"]
+ARM = [*ONE, f"train.steps={STEPS}"]
 TUNE = ["quickstart", *TINY, *ARM, "--over", "optimizer.lr=1e-4:1e-1:log", "--samples", "3", "--eta", "3"]
 # A first rung that is long enough to be preempted in.
 RUNGS = ["--rungs", "0.8"]

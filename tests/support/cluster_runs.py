@@ -74,10 +74,6 @@ def starts(run: Run) -> list[tuple[int, int]]:
     return [(row["attempt"], row["step"]) for row in lines if row["kind"] == "start"]
 
 
-def weights(run: Run) -> str:
-    return str(run.metrics()[-1]["weights_sha256"])
-
-
 def kill_node(node: str, job: Job, *, cluster: Path, noticed: bool = False) -> None:
     """End the daemon of a node and all that a job runs there, without a word.
 

@@ -32,6 +32,8 @@ TINY = [
     "train.eval_microbatches=1",
     "train.eval_interval=500",
 ]
+ONE = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
+"""One cell of the quickstart."""
 HOUR = 3600.0
 HOURS = 1_000_000
 """Number of steps of a run that lasts longer than any test."""
@@ -170,6 +172,11 @@ def is_training(run: Run) -> bool:
 def processes_of(run: Run) -> list[ProcessId]:
     attempt = Attempt(run, run.status().attempt)
     return [process for rank in (0, 1) for process in attempt.processes(rank)]
+
+
+def weights(run: Run) -> str:
+    """Hash of a completed run's weights."""
+    return str(run.metrics()[-1]["weights_sha256"])
 
 
 def rows_of(run: Run, kind: str) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from support.attempts import claimed
 from support.command_line import Ended, asyncpp, succeeded
-from support.launches import TINY
+from support.launches import ONE, TINY
 
 import asyncpp_cli
 from asyncpp_cli.base.console import command
@@ -34,15 +34,14 @@ from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.tune import tuning
 
 PRODUCT = Path(asyncpp_cli.__file__).parent
-TESTS = Path(__file__).parents[2]
 Check = Callable[[], bool]
 """Whether the commands have helped."""
-ONE = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=2", "site.device=cpu"]
+SHORT = [*ONE, "train.steps=2", "site.device=cpu"]
 
 
 def made(tmp_path: Path, *changes: str, train: bool = False) -> tuple[Path, Run]:
     folder = tmp_path / "an experiment"
-    succeeded("sweep", "quickstart", *TINY, *ONE, *changes, "--out", folder)
+    succeeded("sweep", "quickstart", *TINY, *SHORT, *changes, "--out", folder)
     run = open_experiment(folder).runs[0]
     if train:
         succeeded("train", run.folder, "--replay")
@@ -64,12 +63,12 @@ def state_of(folder: Path) -> set[str]:
 
 
 def sweep_and_launch(tmp_path: Path) -> tuple[list[Ended], Check]:
-    said = asyncpp("sweep", "quickstart", *TINY, *ONE, "--out", tmp_path / "e")
+    said = asyncpp("sweep", "quickstart", *TINY, *SHORT, "--out", tmp_path / "e")
     return [said], lambda: state_of(tmp_path / "e") == {"completed"}
 
 
 def a_gpu_is_needed(tmp_path: Path) -> tuple[list[Ended], Check]:
-    changes = [*TINY, *ONE, "site.device=cuda", "--out", tmp_path / "e"]
+    changes = [*TINY, *SHORT, "site.device=cuda", "--out", tmp_path / "e"]
     said = asyncpp("sweep", "quickstart", *changes)
     return [replace(said, errors=said.errors.partition("Next: ")[2].partition("\n")[2])], lambda: True
 
@@ -172,7 +171,7 @@ def it_is_running(tmp_path: Path) -> tuple[list[Ended], Check]:
 
 def a_tuning_goes_on(tmp_path: Path) -> tuple[list[Ended], Check]:
     folder = tmp_path / "tuned"
-    question = ["tune", "quickstart", *TINY, *ONE, "train.steps=4", "--over", "optimizer.lr=[1e-3,2e-3]"]
+    question = ["tune", "quickstart", *TINY, *SHORT, "train.steps=4", "--over", "optimizer.lr=[1e-3,2e-3]"]
     question += ["--rungs", "0.5", "--replay", "--yes", "--out", folder]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "launch_locally", lambda *_: start.INTERRUPTED_CODE)
@@ -311,8 +310,7 @@ def test_a_folder_that_begins_with_a_dash_is_no_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    one_run = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
-    made = asyncpp("sweep", "quickstart", *TINY, *one_run, "--out=-a dash")
+    made = asyncpp("sweep", "quickstart", *TINY, *ONE, "--out=-a dash")
     hint = shlex.split(made.errors.rpartition("Next: ")[2])
     assert hint == ["asyncpp", "launch", "./-a dash"]
     succeeded("status", *hint[2:])

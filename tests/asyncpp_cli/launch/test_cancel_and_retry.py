@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
-from support.launches import HOURS, StartLaunch, Unseen, is_training, sweep, wait_for
+from support.launches import HOURS, ONE, StartLaunch, Unseen, is_training, sweep, wait_for
 
 from asyncpp_cli.launch.cancel import Cancellations, record_cancellation
 from asyncpp_cli.launch.local_machine import Launcher, tasks_of
@@ -15,8 +15,6 @@ from asyncpp_cli.launch.start import runs_to_retry
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.status import Cause, State, Status
 from asyncpp_cli.sites.resources import this_machine
-
-ONE = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
 
 
 @pytest.mark.timeout(1500)

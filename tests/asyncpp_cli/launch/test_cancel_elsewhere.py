@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp
-from support.launches import HOURS, is_training, started_process, sweep, wait_for
+from support.launches import HOURS, ONE, is_training, started_process, sweep, wait_for
 
 from asyncpp_cli.runs.status import Cause, State
 
@@ -15,13 +15,8 @@ from asyncpp_cli.runs.status import Cause, State
 @pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_ranks_of_torchrun_save_when_their_run_is_cancelled_and_are_not_started_again(tmp_path: Path) -> None:
-    changes = [
-        "matrix={schedule: 2bw, optimizer: adamw}",
-        "exclude=[]",
-        f"train.steps={HOURS}",
-        "train.checkpoint_interval=0",
-    ]
-    experiment = sweep(tmp_path / "e", *changes)
+    steps = [f"train.steps={HOURS}", "train.checkpoint_interval=0"]
+    experiment = sweep(tmp_path / "e", *ONE, *steps)
     [run] = experiment.runs
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "3"]
     command = [sys.executable, *torchrun, "-m", "asyncpp_cli", "train", str(run.folder)]

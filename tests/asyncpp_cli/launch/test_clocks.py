@@ -10,11 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from support.launches import HOUR, HOURS, SetClock, StartLaunch, is_training, sweep, wait_for
+from support.launches import HOUR, HOURS, ONE, SetClock, StartLaunch, is_training, sweep, wait_for
 
 from asyncpp_cli.runs.status import Cause, State
 
-ONE = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
 CLOCKS = {
     "forward and back": [(0.0, 0.0), (2 * HOUR, 0.0), (0.0, 0.0)],
     "back and forward": [(0.0, 0.0), (-2 * HOUR, 0.0), (0.0, 0.0)],

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.launches import TINY
+from support.launches import ONE, TINY
 from support.privileges import User
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
 
+SHORT = [*TINY, *ONE, "train.steps=2"]
 ANNA, BERT, LAB = 54331, 54332, 54400
-ONE = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=2"]
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_second_user_of_the_group_reads_and_goes_on_as_the_umask_lets(lab: Pat
         pytest.skip("not permitted here: acting as other users")
     experiment, longer, exported = lab / "e", lab / "longer", lab / "exported"
     for words in (
-        ("sweep", "quickstart", *TINY, *ONE, "matrix.seed=[0]", "--out", experiment),
+        ("sweep", "quickstart", *SHORT, "matrix.seed=[0]", "--out", experiment),
         ("launch", experiment),
         ("extend", experiment, "--steps", "4", "--out", longer),
     ):
@@ -56,7 +56,7 @@ def test_a_second_user_of_the_group_reads_and_goes_on_as_the_umask_lets(lab: Pat
     report = bert.run("report", experiment)
     assert (report.code, "completed" in report.output) == (0, True), report.errors
 
-    more = bert.run("sweep", "quickstart", *TINY, *ONE, "matrix.seed=[0,1]", "--out", experiment)
+    more = bert.run("sweep", "quickstart", *SHORT, "matrix.seed=[0,1]", "--out", experiment)
     launched = bert.run("launch", longer, "--replay")
     if umask == 0o027:
         assert (more.code, launched.code) == (2, 1)

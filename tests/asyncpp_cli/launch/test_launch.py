@@ -13,6 +13,7 @@ import pytest
 from support.command_line import asyncpp, refusal, succeeded
 from support.launches import (
     HOURS,
+    ONE,
     TINY,
     StartLaunch,
     is_training,
@@ -21,6 +22,7 @@ from support.launches import (
     sweep,
     threads_of,
     wait_for,
+    weights,
 )
 from support.privileges import with_loopback
 
@@ -37,15 +39,9 @@ from asyncpp_cli.sites.resources import import_path, import_path_in_bash
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
-ONE_ARM = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
-
 
 def starts(run: Run) -> int:
     return sum(json.loads(line)["kind"] == "start" for line in run.metrics_file.read_text().splitlines())
-
-
-def weights(run: Run) -> str:
-    return str(run.metrics()[-1]["weights_sha256"])
 
 
 @pytest.mark.timeout(1500)
@@ -79,7 +75,7 @@ def test_two_launches_at_once_share_the_work_and_replay_gives_the_same_weights(
 @pytest.mark.slow
 def test_a_killed_rank_fails_its_run_alone(tmp_path: Path, start_launch: StartLaunch) -> None:
     experiment = sweep(
-        tmp_path / "e", *ONE_ARM, f"zip={{error_feedback: [false, true], train.steps: [{HOURS}, 3]}}"
+        tmp_path / "e", *ONE, f"zip={{error_feedback: [false, true], train.steps: [{HOURS}, 3]}}"
     )
     long, short = experiment.runs
     launched = start_launch(experiment.folder, "--max-parallel", "2")
@@ -98,7 +94,7 @@ def test_a_killed_rank_fails_its_run_alone(tmp_path: Path, start_launch: StartLa
 def test_a_killed_launch_leaves_its_run_going_which_the_next_leaves_alone(
     tmp_path: Path, start_launch: StartLaunch
 ) -> None:
-    experiment = sweep(tmp_path / "e", *ONE_ARM, f"train.steps={HOURS}")
+    experiment = sweep(tmp_path / "e", *ONE, f"train.steps={HOURS}")
     (run,) = experiment.runs
     launched = start_launch(experiment.folder)
     wait_for(lambda: is_training(run), seconds=250)
@@ -128,7 +124,7 @@ def test_a_rank_that_saved_before_its_supervisor_looked_says_why(
     tmp_path: Path, start_launch: StartLaunch
 ) -> None:
     """A cluster signals both at once; which of them acts first is chance."""
-    experiment = sweep(tmp_path / "e", *ONE_ARM, f"train.steps={HOURS}")
+    experiment = sweep(tmp_path / "e", *ONE, f"train.steps={HOURS}")
     (run,) = experiment.runs
     launched = start_launch(experiment.folder, "--replay")
     wait_for(lambda: is_training(run), seconds=250)
@@ -185,7 +181,7 @@ def test_train_runs_under_torchrun_and_alone_in_replay_but_never_twice(tmp_path:
 @pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_quickstart_sweeps_launches_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = [*TINY, *ONE_ARM, "train.steps=2"]
+    changes = [*TINY, *ONE, "train.steps=2"]
     template = tmp_path / "tiny.yaml"
     template.write_text(text_of(load("quickstart", changes)))
     monkeypatch.setattr("asyncpp_cli.commands.runs.quickstart.TEMPLATE", str(template))
@@ -202,7 +198,7 @@ def test_quickstart_sweeps_launches_and_reports(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_ranks_meet_over_ipv6_alone_and_say_where_they_cannot_meet(tmp_path: Path) -> None:
-    changes = [*ONE_ARM, "train.steps=2", "site.start_timeout=1000000"]
+    changes = [*ONE, "train.steps=2", "site.start_timeout=1000000"]
     [run], [replayed] = (sweep(tmp_path / name, *changes).runs for name in ("e", "replayed"))
     launch = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", str(run.folder.parents[1])]
     ended = subprocess.run(

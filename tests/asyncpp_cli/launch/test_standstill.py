@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from support.attempts import claimed
 from support.command_line import asyncpp
-from support.launches import HOURS, StartLaunch, Unseen, is_training, started_process, sweep, wait_for
+from support.launches import HOURS, ONE, StartLaunch, Unseen, is_training, started_process, sweep, wait_for
 from support.privileges import NOBODY, permitted
 from support.report_experiment import ExperimentFolder, settings
 
@@ -61,7 +61,7 @@ def test_a_rank_ends_whose_run_is_deleted(attempt: Attempt) -> None:
 ANOTHER = NOBODY.replace("54321", "54322")
 """A user whose processes nobody else's tests count."""
 
-ONE = Resources(ranks=2, processes=1, threads=1, gpus=0)
+PROCESS = Resources(ranks=2, processes=1, threads=1, gpus=0)
 
 
 def runs_without_text(folder: Path, number: int) -> list[Run]:
@@ -79,7 +79,7 @@ def runs_without_text(folder: Path, number: int) -> list[Run]:
 
 def launched(runs: Sequence[Run]) -> list[Status]:
     config = RunConfig(train=TrainConfig(steps=4), site=SiteConfig(grace=1.0))
-    tasks = [Task(run, ONE, config) for run in runs]
+    tasks = [Task(run, PROCESS, config) for run in runs]
     machine = Machine(cores=2, gpus=())
     return Launcher(tasks, machine=machine, max_parallel=2, replay=True, progress=Unseen()).run()
 
@@ -197,7 +197,7 @@ def test_the_flight_recorder_is_on_and_a_users_settings_stay(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_stopped_rank_is_named(tmp_path: Path, start_launch: StartLaunch) -> None:
-    changes = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", f"train.steps={HOURS}"]
+    changes = [*ONE, f"train.steps={HOURS}"]
     changes += ["parallel.stages=3", "schedule.microbatches=4", "model.layers=3"]
     changes += ["site.timeout=12", "site.grace=1"]
     experiment = sweep(tmp_path / "e", *changes)

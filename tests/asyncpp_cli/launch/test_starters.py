@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support.command_line import succeeded
-from support.launches import check_same, runs_attempt, sweep, wait_for
+from support.launches import ONE, check_same, runs_attempt, sweep, wait_for
 
 from asyncpp_cli.base.atomic_files import write_record
 from asyncpp_cli.base.errors import UserError
@@ -76,7 +76,7 @@ def mpiexec(start: Start, run: Run) -> list[subprocess.Popen[str]]:
     return [start("mpiexec", "-n", "2", sys.executable, *TRAIN, str(run.folder))]
 
 
-LONG = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=400"]
+LONG = [*ONE, "train.steps=400"]
 LONG += ["train.checkpoint_interval=100", "site.device=cpu"]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
-from support.launches import check_same, runs_attempt, sweep, train_all, wait_for
+from support.launches import ONE, check_same, runs_attempt, sweep, train_all, wait_for
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.run_folder import Run
@@ -131,7 +131,7 @@ def running(runs: tuple[Run, ...], host: str) -> set[str]:
 
 
 STEPS = 400
-LONG = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", f"train.steps={STEPS}"]
+LONG = [*ONE, f"train.steps={STEPS}"]
 LONG += ["train.checkpoint_interval=100", "site.device=cpu", LEASE]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp
-from support.launches import TINY, sweep, wait_for
+from support.launches import ONE, TINY, sweep, wait_for
 
 from asyncpp_cli.launch.local_machine import Launcher, tasks_of
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -47,9 +47,7 @@ class AnotherLauncher:
 
 @pytest.mark.slow
 def test_the_attempt_of_another_launcher_is_not_ended_with_the_own_one(tmp_path: Path) -> None:
-    experiment = sweep(
-        tmp_path / "e", "matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=4"
-    )
+    experiment = sweep(tmp_path / "e", *ONE, "train.steps=4")
     [run] = experiment.runs
     machine = this_machine()
     tasks, _ = tasks_of([run], replay=True, machine=machine, pauses={run.id: 2})
@@ -61,9 +59,7 @@ def test_the_attempt_of_another_launcher_is_not_ended_with_the_own_one(tmp_path:
 
 
 def test_a_launch_that_only_watched_says_that_it_ended_nothing(tmp_path: Path) -> None:
-    experiment = sweep(
-        tmp_path / "e", "matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=4"
-    )
+    experiment = sweep(tmp_path / "e", *ONE, "train.steps=4")
     [run] = experiment.runs
     other = claim(run, processes=1, replay=True, steps=4)
     assert other is not None
@@ -90,8 +86,7 @@ def test_a_tune_that_stood_still_leaves_the_next_rung_to_the_other(tmp_path: Pat
     folder = tmp_path / "tuned"
     command = [sys.executable, "-P", "-m", "asyncpp_cli", "tune", "quickstart", *TINY, "train.steps=4"]
     command += [
-        "matrix={schedule: 2bw, optimizer: adamw}",
-        "exclude=[]",
+        *ONE,
         "--over",
         "optimizer.lr=[1e-3,2e-3]",
     ]
