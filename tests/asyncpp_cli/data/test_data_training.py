@@ -64,12 +64,6 @@ def test_a_run_on_prepared_data_is_reported_in_bits_a_byte(folder: Path, tmp_pat
     assert run["bits_per_byte"] == pytest.approx(loss / math.log(2) / start["bytes_per_token"])
 
 
-@pytest.mark.slow
-def test_a_dry_run_trains_a_twin_on_the_same_data(folder: Path) -> None:
-    succeeded("sweep", "mine.yaml", "--out", "out")
-    succeeded("launch", "out", "--dry-run", "--replay")
-
-
 def test_a_template_that_sets_no_vocabulary_takes_that_of_the_data(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "bare.yaml").write_text(TEMPLATE.replace("model.vocab_size: 300\n", ""))
     listed = [asyncpp("sweep", name, "--list", "--json") for name in ("mine.yaml", "bare.yaml")]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,13 +14,9 @@ from support.launches import started_process, wait_for
 from support.planned import COSTS
 
 from asyncpp_cli.planner.base_config import base_of
-from asyncpp_cli.planner.decision import KINDS, Best, best_layouts, decision_map, faster, sharded_best
+from asyncpp_cli.planner.decision import KINDS, best_layouts, decision_map, faster, sharded_best
 from asyncpp_cli.planner.layouts import CONSIDERED
 from asyncpp_cli.planner.ranking import ranked
-from asyncpp_cli.planner.stage_times import layout_cuts, stage_times
-from asyncpp_cli.planner.step_time import simulated_step
-from schedules.simulate import steps_to_measure
-from stages.config.segments import segment_program
 
 
 @pytest.mark.parametrize(
@@ -40,46 +34,6 @@ def test_a_point_has_the_layouts_of_plan(model: str, gpus: int, tokens: int, lim
     slower = max(best.layout.step.seconds for kind, best in found.items() if best and kind != KINDS[2])
     more = found[KINDS[2]]
     assert more is None or more.layout.step.seconds < slower
-
-
-def simulated(best: Best) -> float:
-    config = best.layout.config
-    times = stage_times(config, layout_cuts(config, best.layout.cut), COSTS)
-    steps = steps_to_measure(
-        stages=len(best.layout.cut), microbatches=config.schedule.microbatches, ahead=config.schedule.ahead
-    )
-    # In few steps it would not show how long and short steps alternate.
-    program = segment_program(config, first_step=0, steps=steps + 24)
-    return simulated_step(program, times).seconds
-
-
-@pytest.mark.slow
-def test_the_ratio_is_that_of_the_simulator(chance: random.Random) -> None:
-    synchronous_names = ("1f1b", "interleaved-1f1b", "zero-bubble", "zb-v", "v-half")
-    delayed_names = ("2bw", "2bw-v", "paci", "pipedream")
-    bases = {model: base_of(model, []).config for model in ("135m", "360m", "nano-moe")}
-    compared = 0
-    while compared < 12:
-        base = bases[chance.choice(list(bases))]
-        gpus = chance.choice([2, 4, 8])
-        points = decision_map(
-            base,
-            gpus=gpus,
-            tokens_per_step=[base.data.context * gpus * chance.randint(1, 48 // gpus)],
-            costs=COSTS,
-            limit_gb=75.0,
-            names=chance.sample(synchronous_names, 2) + chance.sample(delayed_names, 2),
-            with_sharded=False,
-        )
-        for point, kind in product(points, KINDS[1:]):
-            synchronous, delayed = point.best["synchronous"], point.best[kind]
-            if synchronous is None or delayed is None:
-                continue
-            compared += 1
-            ratio = simulated(synchronous) / simulated(delayed)
-            # What the planner does not play is within 3 % of the simulator (test_step_time.py).
-            assert point.ratio(kind) == pytest.approx(ratio, rel=0.03), (synchronous.layout, delayed.layout)
-            assert all(0 <= share < 1 for best in (synchronous, delayed) for share in best.losses.values())
 
 
 @pytest.mark.slow

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal
-from support.report_experiment import ExperimentFolder, cells_of
+from support.command_line import refusal, succeeded
+from support.report_experiment import ExperimentFolder
 
 
 @pytest.mark.slow
-def test_command_writes_json_alone_to_standard_output(quickstart: ExperimentFolder) -> None:
-    command = [sys.executable, "-m", "asyncpp_cli", "report", quickstart.folder, "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout) == cells_of(quickstart.folder)
-
-
 @pytest.mark.parametrize("output_format", ["table", "markdown", "csv", "json"])
-@pytest.mark.slow
 def test_out_holds_what_standard_output_would(
     quickstart: ExperimentFolder, tmp_path: Path, output_format: str
 ) -> None:
     file = tmp_path / "report.txt"
     file.write_text("an older report")
-    printed = asyncpp("report", quickstart.folder, "--format", output_format)
-    written = asyncpp("report", quickstart.folder, "--format", output_format, "--out", file)
-    assert (printed.code, written.code) == (0, 0)
-    assert written.output == ""
-    assert file.read_text() == printed.output
+    words = ("report", quickstart.folder, "--format", output_format)
+    printed, written = succeeded(*words), succeeded(*words, "--out", file)
+    assert (file.read_text(), written.output) == (printed.output, "")
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["report.txt"]
 
 

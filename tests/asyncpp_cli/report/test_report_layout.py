@@ -12,6 +12,7 @@ from support.report_experiment import ExperimentFolder, metrics, quickstart_fold
 
 from asyncpp_cli.report.analysis.aggregate import aggregate
 from asyncpp_cli.report.formats.text import to_markdown, to_text
+from asyncpp_cli.report.load.experiments import load
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.status import State, Status
@@ -80,24 +81,14 @@ def test_rows_alone_lead_the_table(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_csv_is_laid_out_in_plain_numbers(folder: Path) -> None:
-    printed = asyncpp(
-        "report",
-        folder,
-        "--format",
-        "csv",
-        "--rows",
-        "optimizer",
-        "--cols",
-        "schedule",
-        "--value",
-        "val_loss",
-    )
+    words = ("--format", "csv", "--rows", "optimizer", "--cols", "schedule", "--value", "val_loss")
+    printed = asyncpp("report", folder, *words)
     lines = list(csv.DictReader(io.StringIO(printed.output)))
     [plain] = [line for line in lines if (line["optimizer"], line["error_feedback"]) == ("adamw", "off")]
     cells = {(cell.schedule, cell.optimizer, cell.error_feedback): cell for cell in report_of(folder).cells}
     expected = cells["2bw", "adamw", 0.0].val_loss
-    assert float(plain["2bw val_loss"]) == expected.mean
-    assert float(plain["2bw val_loss_std"]) == expected.std
+    found = float(plain["2bw val_loss"]), float(plain["2bw val_loss_std"])
+    assert found == (expected.mean, expected.std)
     assert (plain["2bw n"], plain["2bw status"]) == ("2", "completed")
 
 
@@ -145,17 +136,12 @@ def test_columns_left_out_of_a_narrow_table_are_named(folder: Path) -> None:
 @pytest.mark.slow
 def test_experiments_are_taken_together_and_each_run_once(tmp_path: Path) -> None:
     """Seeds of one cell in two folders are averaged; a run that stands in both counts once."""
-    from asyncpp_cli.report.load.experiments import load
-
     folders: list[Experiment] = []
     for name, seeds in (("one", (0, 1)), ("two", (1, 2))):
         experiment = ExperimentFolder(tmp_path / name, name=name)
         for seed in seeds:
-            experiment.add(
-                settings("1f1b", "muon", seed=seed),
-                rows=metrics(val_losses=(4.0, 2.0 + seed)),
-                run_id=f"s{seed}",
-            )
+            rows = metrics(val_losses=(4.0, 2.0 + seed))
+            experiment.add(settings("1f1b", "muon", seed=seed), rows=rows, run_id=f"s{seed}")
         folders.append(open_experiment(experiment.folder))
     runs, [remark] = load(folders, keep_steps=False)
     [cell], _ = aggregate(runs)
