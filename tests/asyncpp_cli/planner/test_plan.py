@@ -57,14 +57,10 @@ def planned(*arguments: str) -> list[dict[str, Any]]:
 NAMES = ("1f1b", "interleaved-1f1b", "2bw", "2bw-v", "paci")
 
 
-@pytest.fixture(scope="module")
-def ten_billion() -> list[dict[str, Any]]:
-    chosen = [word for name in NAMES for word in ("--schedule", name)]
-    return planned("10b", "--gpus", "8", "--tokens-per-step", "65536", "--memory", "80", *chosen)
-
-
 @pytest.mark.slow
-def test_the_largest_model_has_asynchronous_layouts_that_fit(ten_billion: list[dict[str, Any]]) -> None:
+def test_the_largest_model_has_asynchronous_layouts_that_fit() -> None:
+    chosen = [word for name in NAMES for word in ("--schedule", name)]
+    ten_billion = planned("10b", "--gpus", "8", "--tokens-per-step", "65536", "--memory", "80", *chosen)
     assert list(ten_billion[0])[: len(FIELDS)] == FIELDS
     fitting = [one for one in ten_billion if one["fits"]]
     assert {one["schedule"] for one in fitting if not is_synchronous(one["schedule"])} >= {"2bw", "paci"}
@@ -81,10 +77,6 @@ def test_the_largest_model_has_asynchronous_layouts_that_fit(ten_billion: list[d
         held = [sum(of_rank.values()) / 1e9 for of_rank in one["memory"]]
         assert len(held) == one["stages"]
         assert one["memory_gb"] == pytest.approx(max(held), abs=1e-3)
-
-
-@pytest.mark.slow
-def test_the_v_is_listed_with_its_options_and_recomputation(ten_billion: list[dict[str, Any]]) -> None:
     of_v = [one for one in ten_billion if one["schedule"] == "2bw-v"]
     options = {(one["split"], one["ahead"], one["recompute"]) for one in of_v}
     assert options == {(s, a, r) for s in (False, True) for a in (1, 2) for r in RECOMPUTE}
@@ -92,8 +84,7 @@ def test_the_v_is_listed_with_its_options_and_recomputation(ten_billion: list[di
     for one in of_v:
         ranks = [*range(one["stages"])]
         assert one["rank_of_stage"] == [*ranks, *reversed(ranks), *ranks * one["shard_head"]]
-    shown = asyncpp("plan", "3b", "--gpus", "4", "--schedule", "2bw-v", "--rows", "40")
-    assert "2bw-v, split, ahead 2" in shown.output
+    shown = succeeded("plan", "3b", "--gpus", "4", "--schedule", "2bw-v", "--rows", "40")
     assert "2bw-v, split, ahead 2, head in shards" in shown.output
 
 
@@ -286,11 +277,6 @@ def test_a_mixture_takes_the_memory_of_all_and_the_time_of_the_active(dense_laye
     flops = spec.training_flops(context=config.data.context)
     seconds = tokens * flops / 989.4e12
     assert seconds < even.step.seconds < 3 * seconds * spec.parameter_count / spec.active_count
-    limit = even.memory_gb * 0.97
-    fitting = estimate(config, COSTS, limit_gb=limit)
-    assert even.memory_gb > limit >= fitting.memory_gb
-    fullest = even.rank_gb.index(even.memory_gb)
-    assert fitting.cut[fullest] < even.cut[fullest]
 
 
 @pytest.mark.slow
@@ -309,11 +295,8 @@ def test_a_template_is_planned_with_its_own_tokens(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_best_synchronous_layout_is_shown_and_any_row_becomes_a_template(tmp_path: Path) -> None:
     file = tmp_path / "chosen.yaml"
-    words = [
-        *["plan", "360m", "optimizer=muon", "--gpus", "8", "--rows", "2", "--as-template"],
-        file,
-        "--row",
-    ]
+    asked = ("plan", "360m", "optimizer=muon", "--gpus", "8", "--rows", "2")
+    words = (*asked, "--as-template", file, "--row")
     said = succeeded(*words, "4")
     rows = [line.split() for line in said.output.splitlines() if " x " in line and "none" in line]
     assert "the best 2 pipelines and the best synchronous one and FSDP" in said.output

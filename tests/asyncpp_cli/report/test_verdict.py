@@ -37,7 +37,6 @@ from asyncpp_cli.report.analysis.verdict import (
     DOES_NOT_PAY,
     PAYS,
     UNDECIDED,
-    Verdict,
     time_by_loss,
     verdict_lines,
     verdicts,
@@ -234,39 +233,23 @@ def test_arms_without_lengths_or_synchronous_arms_have_no_answer(tmp_path: Path)
     assert verdict_lines([cell for cell in compared if cell.synchronous]) == ([], [])
 
 
-def larger_batch(*, fastest: float | None) -> Verdict:
-    """The verdict on twice the synchronous batch, perhaps with runs of zb-v of 100 steps for their speed."""
+@pytest.mark.parametrize("fastest", [None, 2500.0])
+def test_a_doubled_synchronous_batch_is_a_choice_as_well(fastest: float | None) -> None:
+    """Its time is compared in tokens, with the synchronous arm of the batch that is delayed, at the fastest
+    schedule of each. Runs for their speed count neither in the loss nor as lengths."""
     twice = {"schedule.microbatches": 4}
     lengths = [("1f1b", steps, curve(2 * steps), 1500.0) for steps in (450, 600, 750)]
     runs = runs_of([("1f1b", 1200, curve(1200), 1000.0), *DELAYED])
     runs += [replace(each, id=f"{each.id}-twice") for each in runs_of(lengths, **twice)]
-    if fastest is not None:
-        for speed, suffix, further in ((1250.0, "", {}), (fastest, "-twice", twice)):
-            short = runs_of([("zb-v", 100, math.nan, speed)], **further)
-            runs += [
-                replace(
-                    each,
-                    loss_of=f"1f1b-{seed}{suffix}",
-                    id=each.id + suffix,
-                    measurement=replace(each.measurement, val_loss=None),
-                )
-                for seed, each in enumerate(short)
-            ]
-    return next(verdict for verdict in verdicts(averaged(runs)) if verdict.delayed.synchronous)
-
-
-def test_a_doubled_synchronous_batch_is_a_choice_as_well() -> None:
-    """Its time is compared in tokens, with the synchronous arm of the batch that is delayed."""
-    larger = larger_batch(fastest=None)
-    assert larger.speed.ratio == pytest.approx(1.5, rel=1e-3)
+    for speed, suffix, further in ((1250.0, "", {}), (fastest, "-twice", twice)) if fastest else ():
+        for each in runs_of([("zb-v", 100, math.nan, speed)], **further):
+            giver = f"1f1b-{each.value('seed')}{suffix}"
+            without_loss = replace(each.measurement, val_loss=None)
+            runs.append(replace(each, id=each.id + suffix, loss_of=giver, measurement=without_loss))
+    larger = next(verdict for verdict in verdicts(averaged(runs)) if verdict.delayed.synchronous)
+    assert larger.speed.ratio == pytest.approx(fastest / 1250 if fastest else 1.5, rel=1e-3)
     # Twice the sequences per step in 450 to 750 steps are 900 to 1,500 steps of the smaller batch.
     assert larger.steps.ratio == pytest.approx(1, rel=1e-3)
-
-
-def test_a_larger_synchronous_batch_is_timed_at_its_fastest_schedule() -> None:
-    """The others of that batch, which ran for their speed, count neither in its loss nor as its lengths."""
-    larger = larger_batch(fastest=2500.0)
-    assert larger.speed.ratio == pytest.approx(2500 / 1250, rel=1e-3)
     assert [cell.schedule for cell in larger.lengths] == ["1f1b"] * 3
     hours = time_by_loss(larger)[larger.delayed_name]
     assert all(math.isfinite(loss) for _, losses in hours for loss in losses)
@@ -313,13 +296,6 @@ def test_synchronous_schedules_with_other_losses_do_not_stand_for_each_other(
         assert "should have the same loss" in line
     else:
         assert found[0].startswith("Pays: ")
-
-
-def test_a_schedule_run_for_its_speed_gives_the_time_and_not_the_loss() -> None:
-    arms = [("1f1b", 1200, curve(1200), 1000.0), ("zb-v", 100, curve(100), 1250.0), *DELAYED]
-    [verdict] = verdicts(averaged(runs_of(arms)))
-    assert (verdict.synchronous.schedule, verdict.fastest.schedule) == ("1f1b", "zb-v")
-    assert verdict.speed.ratio == pytest.approx(1500 / 1250, rel=0.01)
 
 
 def test_a_run_for_its_speed_alone_has_no_loss_in_any_format(tmp_path: Path) -> None:
