@@ -210,11 +210,8 @@ def test_a_correction_is_compared_with_the_same_cell_without_it() -> None:
     cells, _ = swept(str(ROOT / "benchmarks/results/depth-sweep.yaml"))
     [discounted] = [cell for cell in cells if cell.correction and of(cell, "parallel.stages") == 8]
     assert (discounted.uncorrected.optimizer, of(discounted.uncorrected, "parallel.stages")) == ("adamw", 8)
-    with_it, without, beside = (
-        cell.val_loss.mean
-        for cell in (discounted, discounted.uncorrected, discounted.baseline)
-        if cell is not None and cell.val_loss is not None
-    )
+    compared = (discounted, discounted.uncorrected, discounted.baseline)
+    with_it, without, beside = (cell.val_loss.mean for cell in compared)
     assert discounted.recovered == pytest.approx((without - with_it) / (without - beside))
     said = " ".join(summary_lines(cells))
     assert f"with lr-discount by {with_it - beside:+.3f} (a wider gap)" in said
@@ -225,7 +222,7 @@ def test_one_synchronous_cell_stands_beside_every_delay() -> None:
     cells, _ = swept("delay-sweep")
     delayed = [cell for cell in cells if cell.optimizer == "adamw" and not cell.synchronous]
     assert [of(cell, "schedule.delay") for cell in delayed] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert len({id(cell.baseline.runs) for cell in delayed if cell.baseline is not None}) == 1
+    assert len({id(cell.baseline.runs) for cell in delayed}) == 1
     gaps = [cell.gap for cell in delayed]
     [said] = [line for line in summary_lines(cells) if line.startswith("Loss")]
     # As many gaps are a range, of each arm.
@@ -245,8 +242,7 @@ def test_a_setting_without_a_use_is_shown_where_it_alone_tells_cells_apart() -> 
         for name in ("1f1b", "2bw")
         for delay in (1, 2)
     ]
-    cells, _ = aggregate(runs)
-    rows = table_of_cells(cells).rows
+    rows = table_of_cells(aggregate(runs)[0]).rows
     assert len({tuple(row[:5]) for row in rows}) == 4
 
 

@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import time
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,7 @@ from support.command_line import refusal, succeeded
 from support.report_experiment import ExperimentFolder, metrics, settings
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from asyncpp_cli.commands.results.mirror import mirror
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.trackers.catalogue import TRACKERS, Point, PointReader
 from asyncpp_cli.trackers.wandb import earlier_mirrors
 
 
@@ -53,7 +50,8 @@ def resumed(after: int) -> list[dict[str, Any]]:
 
 def test_tensorboard_reads_what_the_run_measured(tmp_path: Path) -> None:
     run = experiment(tmp_path / "e", metrics(val_losses=(4.0, 3.0), delay=1))
-    succeeded("mirror", tmp_path / "e", "--to", "tensorboard")
+    done = succeeded("mirror", tmp_path / "e", "--to", "tensorboard")
+    assert f"10 rows of 1 runs. Look at them: tensorboard --logdir {tmp_path}/e/tensorboard" in done.errors
     read = events(tmp_path / "e" / "tensorboard", run)
     assert curve(read, "train/loss") == [(step, 5 - step / 4) for step in (1, 2, 3, 4)]
     assert curve(read, "val/loss") == [(2, 4.0), (4, 3.0)]
@@ -240,39 +238,3 @@ def test_a_mirror_needs_runs_and_a_tracker_that_can_follow(tmp_path: Path) -> No
     assert said.endswith("accepted: --to tensorboard\n")
     said = refusal("mirror", tmp_path / "e", "--to", "mlflow")
     assert said == "asyncpp: error: --to: 'mlflow' is not known; accepted: tensorboard, wandb\n"
-
-
-class TextFiles:
-    """A tracker that writes each point as a line of text."""
-
-    can_append = False
-
-    def __init__(self, folder: Path, *, project: str) -> None:
-        self._folder = folder
-        self._project = project
-
-    def update(self, run: Run) -> int:
-        reader, rows = PointReader(), run.metrics()
-        points = [point for row in rows for point in reader.points(row) if isinstance(point, Point)]
-        self._folder.mkdir(parents=True, exist_ok=True)
-        lines = [f"{self._project} {point.tag} {point.update} {point.value:g}\n" for point in points]
-        (self._folder / run.id).write_text("".join(lines))
-        return len(rows)
-
-    @property
-    def hint(self) -> str:
-        return f"cat {self._folder}/*"
-
-
-def test_a_tracker_is_a_class_in_a_module_and_a_line_in_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    module = types.ModuleType("asyncpp_cli.trackers.text_files")
-    vars(module)["TextFiles"] = TextFiles
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(TRACKERS, "text_files", "TextFiles")
-    run = experiment(tmp_path / "e", metrics(val_losses=(4.0, 3.0)))
-    mirror(tmp_path / "e", "text_files")
-    written = (tmp_path / "e" / "text_files" / run.id).read_text().splitlines()
-    assert [line for line in written if "val/loss" in line] == ["e val/loss 2 4", "e val/loss 4 3"]
-    assert capsys.readouterr().err.endswith(f"rows of 1 runs. cat {tmp_path}/e/text_files/*\n")
