@@ -163,8 +163,12 @@ def refusal(key: str, value: Any) -> str | None:
     section, _, name = key.rpartition(".")
     if section in OPEN_KEYS:
         return None
-    declared = type(getattr(RunConfig(), section)) if section else RunConfig
-    return facts(declared.__dataclass_fields__[name]).refusal(value)
+    return facts(_declared(section).__dataclass_fields__[name]).refusal(value)
+
+
+def _declared(section: str) -> Any:
+    """The class that declares the keys of a section; of an empty one those without."""
+    return type(getattr(RunConfig(), section)) if section else RunConfig
 
 
 _SPELLINGS = {
@@ -191,7 +195,7 @@ def _kind(key: str) -> Any:
     section, _, name = key.rpartition(".")
     if section in OPEN_KEYS:
         return OPEN_KEYS[section][1]
-    return typing.get_type_hints(type(getattr(RunConfig(), section)) if section else RunConfig)[name]
+    return typing.get_type_hints(_declared(section))[name]
 
 
 def _kind_name(kind: Any) -> str:

@@ -9,7 +9,7 @@ which run was faster, so it could not be the same after an interruption.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -93,13 +93,17 @@ class ArmStanding:
         return done
 
     def on_edge(self, key: str) -> bool:
-        """Whether the best value is the smallest or largest of several numbers tried."""
-        values = {candidate.values[key] for candidate in self.arm.candidates}
-        if self.best is None or len(values) < 2:
-            return False
-        if not all(isinstance(value, int | float) for value in values):
-            return False
-        return self.best.candidate.values[key] in (min(values), max(values))
+        """Whether the best value `is_on_edge` of those tried."""
+        tried = [candidate.values[key] for candidate in self.arm.candidates]
+        return self.best is not None and is_on_edge(self.best.candidate.values[key], tried)
+
+
+def is_on_edge(value: Any, tried: Iterable[Any]) -> bool:
+    """Whether a value is the smallest or largest of several numbers tried."""
+    values = set(tried)
+    if len(values) < 2 or not all(isinstance(each, int | float) for each in values):
+        return False
+    return value in (min(values), max(values))
 
 
 def standings(experiment: Experiment, plan: Plan, *, scheduler: Scheduler | None) -> list[ArmStanding]:

@@ -33,13 +33,14 @@ from asyncpp_cli.tune.plan import (
     Plan,
     Question,
     expected_steps,
+    parse_over,
     plan_in,
     plan_of,
+    points,
     read_plan,
     template_with_points,
     write_plan,
 )
-from asyncpp_cli.tune.search import parse_over, points
 from asyncpp_cli.tune.standing import ArmStanding, standings
 from stages.config.records import read_record
 

@@ -384,7 +384,7 @@ def _show_measured_balance(folder: Path, *, as_json: bool) -> None:
     from asyncpp_cli.base.console import show_line, show_table
     from asyncpp_cli.planner.balance import measured_balance
     from asyncpp_cli.runs.experiment_folder import run_at
-    from asyncpp_cli.schedule_tools.measured_costs import measured_run
+    from asyncpp_cli.schedule_tools.programs import measured_run
 
     run = run_at(folder)
     config = run.config()

@@ -317,7 +317,7 @@ def compare(
             raise UserError(
                 "--costs-of gives the computing times: leave out --forward, --backward, --update, ..."
             )
-        from asyncpp_cli.schedule_tools.measured_costs import measured_run
+        from asyncpp_cli.schedule_tools.programs import measured_run
 
         measured = measured_run(costs_of)
         geometry = replace(

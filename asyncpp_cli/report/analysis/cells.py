@@ -18,7 +18,7 @@ from asyncpp_cli.report.analysis.statistics import (
     spread,
     welch,
 )
-from asyncpp_cli.report.load.measure import Evaluation, Slowest
+from asyncpp_cli.report.load.measure import Slowest
 from asyncpp_cli.report.load.run import STATES_BY_WEIGHT, RunResult, Settings, settings_of
 from asyncpp_cli.runs.attempts.cost import Cost, total
 from schedules import FAMILY, OPTIONS
@@ -375,9 +375,9 @@ class CellResult:
         return TargetReached(
             runs=len(known),
             of=len(done),
-            steps=_spread_of(reached, "step"),
-            tokens=_spread_of(reached, "tokens"),
-            seconds=_spread_of(timed, "seconds"),
+            steps=spread(evaluation.step for evaluation in reached),
+            tokens=spread(evaluation.tokens for evaluation in reached),
+            seconds=spread(evaluation.seconds for evaluation in timed),
         )
 
     @property
@@ -418,10 +418,6 @@ def _log_rates(runs: Iterable[RunResult]) -> list[float]:
 def _log_speed_by_seed(runs: Iterable[RunResult]) -> dict[Any, float]:
     speeds = ((run.value("seed"), run.measurement.tokens_per_second) for run in runs)
     return {seed: math.log(speed) for seed, speed in speeds if speed}
-
-
-def _spread_of(evaluations: Iterable[Evaluation], name: str) -> Spread | None:
-    return spread(float(getattr(evaluation, name)) for evaluation in evaluations)
 
 
 def _by_rank(runs: Iterable[tuple[float, ...]]) -> list[tuple[float, ...]]:

@@ -16,9 +16,9 @@ from typing import Any
 
 from asyncpp_cli.base.console import command
 from asyncpp_cli.experiment.template import SHORTHANDS
+from asyncpp_cli.report.analysis.aggregate import CORRECTION, LENGTH
 from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult, arm_names
 from asyncpp_cli.report.analysis.conditions import busy_text
-from asyncpp_cli.report.analysis.counterparts import CORRECTION, LENGTH
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, paired, pairs, t_quantile
 from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, StepsRatio, steps_ratio, time_interval
 from asyncpp_cli.report.load.run import grouped
@@ -424,8 +424,7 @@ def _without_speed(cells: Iterable[CellResult]) -> str:
 
 def _fastest(arm: Sequence[CellResult]) -> CellResult | None:
     measured = [cell for cell in arm if cell.tokens_per_second is not None]
-    speeds = {place: fmean(_speeds([cell]).values()) for place, cell in enumerate(measured)}
-    return measured[max(speeds, key=lambda place: speeds[place])] if speeds else None
+    return max(measured, key=lambda cell: fmean(_speeds([cell]).values()), default=None)
 
 
 def _speed(arm: Sequence[CellResult], fastest: CellResult | None) -> Speed | None:

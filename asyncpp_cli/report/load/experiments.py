@@ -105,7 +105,7 @@ def _load(cell: Cell, run: Run, queue: SlurmQueue, *, configs: Lock, keep_steps:
         lineage=lineage,
         problems=_problems(run, metrics, status),
     )
-    return replace(loaded, utilisation=_utilisation(run_config, loaded))
+    return replace(loaded, utilisation=utilisation(run_config, loaded))
 
 
 def _once_each(loaded: Sequence[RunResult]) -> tuple[list[RunResult], list[str]]:
@@ -165,7 +165,7 @@ def load_selection(path: Path) -> list[RunResult]:
 _TERA = 1e12
 
 
-def _utilisation(config: RunConfig, run: RunResult) -> float | None:
+def utilisation(config: RunConfig, run: RunResult) -> float | None:
     """MFU in 0..1, with one device per rank; None where the throughput, the device's peak or the model's
     arithmetic is unknown.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from asyncpp_cli.report.load.metrics_rows import Metrics, MetricsRow
@@ -12,33 +12,32 @@ from asyncpp_cli.report.load.metrics_rows import Metrics, MetricsRow
 
 @dataclass(frozen=True, kw_only=True)
 class SetLoss:
-    """The loss of one of several validation sets."""
+    """The loss of a validation set."""
 
     val_loss: float
     """Nats per token."""
-    val_loss_error: float | None
-    bits_per_byte: float | None
+    val_loss_error: float | None = None
+    """Its standard error, from the losses of the evaluation's micro-batches."""
     val_loss_ema: float | None = None
-    """Of the average of the weights (`train.ema_decay`)."""
+    """Of the average of the weights, if the run has one (`train.ema_decay`)."""
+    bits_per_byte: float | None = None
+    """The loss in bits per byte of text."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """An evaluation of a run."""
+class Evaluation(SetLoss):
+    """An evaluation of a run, with the loss of its headline."""
 
     step: int
     tokens: int
     """Trained on so far."""
     seconds: float
     """Training time so far."""
-    val_loss: float
-    """Nats per token."""
-    val_loss_error: float | None = None
-    """Standard error of `val_loss`."""
-    val_loss_ema: float | None = None
-    """Of the average of the weights, if the run has one (`train.ema_decay`)."""
     sets: Mapping[str, SetLoss] = field(default_factory=dict)
     """By validation set, if there are several (`data.validation`)."""
+
+
+_LOSSES = tuple(each.name for each in fields(SetLoss))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +126,8 @@ def measure(metrics: Metrics) -> Measurement:
     segments = by_kind.get("segment", [])
     # By step: a run that is killed as it pauses evaluates again, to the same loss.
     evaluations = tuple({row["step"]: _evaluation(row, start) for row in by_kind.get("eval", [])}.values())
-    val_loss = evaluations[-1].val_loss if evaluations else None
+    last = evaluations[-1] if evaluations else None
+    losses: dict[str, Any] = {name: getattr(last, name, None) for name in _LOSSES}
     bubble_by_rank = _bubble_by_rank(segments)
     steps = metrics.steps
     seconds = [float(row["seconds"]) for kind in ("eval", "segment", "end") for row in by_kind.get(kind, [])]
@@ -136,10 +136,7 @@ def measure(metrics: Metrics) -> Measurement:
     return Measurement(
         steps_done=int(steps["step"].max() or 0) if len(steps) else 0,  # type: ignore[arg-type]
         evaluations=evaluations,
-        val_loss=val_loss,
-        val_loss_error=evaluations[-1].val_loss_error if evaluations else None,
-        val_loss_ema=evaluations[-1].val_loss_ema if evaluations else None,
-        bits_per_byte=_bits_per_byte(val_loss, _from_row(start, "bytes_per_token")),
+        **losses,
         unigram_bits_per_byte=_from_row(start, "unigram_bits_per_byte"),
         tokens_per_second=_tokens_per_second(segments),
         tokens_per_second_by_segment=tuple(
@@ -168,38 +165,32 @@ def measure(metrics: Metrics) -> Measurement:
 
 def without_losses(measurement: Measurement) -> Measurement:
     """The numbers of a run for its speed alone, whose loss is that of another run."""
-    return replace(
-        measurement,
-        evaluations=(),
-        val_loss=None,
-        val_loss_error=None,
-        val_loss_ema=None,
-        bits_per_byte=None,
-    )
+    unknown: dict[str, Any] = dict.fromkeys(_LOSSES)
+    return replace(measurement, evaluations=(), **unknown)
 
 
 def _evaluation(row: MetricsRow, start: MetricsRow | None) -> Evaluation:
     described = (start or {}).get("validation", {})
-    sets = {
-        name: SetLoss(
-            val_loss=float(loss["val_loss"]),
-            val_loss_error=_from_row(loss, "val_loss_error"),
-            bits_per_byte=_bits_per_byte(
-                float(loss["val_loss"]), _from_row(described.get(name), "bytes_per_token")
-            ),
-            val_loss_ema=_from_row(loss, "val_loss_ema"),
-        )
-        for name, loss in row.get("sets", {}).items()
-    }
     return Evaluation(
         step=int(row["step"]),
         tokens=int(row["tokens"]),
         seconds=float(row["seconds"]),
-        val_loss=float(row["val_loss"]),
-        val_loss_error=_from_row(row, "val_loss_error"),
-        val_loss_ema=_from_row(row, "val_loss_ema"),
-        sets=sets,
+        **_loss(row, start),
+        sets={
+            name: SetLoss(**_loss(loss, described.get(name))) for name, loss in row.get("sets", {}).items()
+        },
     )
+
+
+def _loss(row: MetricsRow, described: MetricsRow | None) -> dict[str, Any]:
+    """The fields of `SetLoss`, on text that is described so."""
+    val_loss, bytes_per_token = float(row["val_loss"]), _from_row(described, "bytes_per_token")
+    return {
+        "val_loss": val_loss,
+        "val_loss_error": _from_row(row, "val_loss_error"),
+        "val_loss_ema": _from_row(row, "val_loss_ema"),
+        "bits_per_byte": val_loss / math.log(2) / bytes_per_token if bytes_per_token else None,
+    }
 
 
 def _first_step_seconds(starts: Sequence[MetricsRow], metrics: Metrics) -> float | None:
@@ -212,12 +203,6 @@ def _first_step_seconds(starts: Sequence[MetricsRow], metrics: Metrics) -> float
 def _from_row(row: MetricsRow | None, name: str) -> float | None:
     value = row.get(name) if row is not None else None
     return float(value) if value is not None else None
-
-
-def _bits_per_byte(val_loss: float | None, bytes_per_token: float | None) -> float | None:
-    if val_loss is None or not bytes_per_token:
-        return None
-    return val_loss / math.log(2) / bytes_per_token
 
 
 def _tokens_per_second(segments: Sequence[MetricsRow]) -> float | None:

@@ -274,6 +274,9 @@ def test_what_is_shown_of_a_target(runs: list[RunResult], steps: str, seconds: s
 FOR_FLOPS = settings("2bw", "muon") | {"model.vocab_size": 100, "data.context": 64}
 
 
+RANKS = {"parallel.stages": 4}
+
+
 def test_utilisation_of_a_mixture_counts_the_experts_that_a_token_meets() -> None:
     config = RunConfig()
     experts = {"experts": 16, "active_experts": 3, "expert_width": 96, "shared_experts": 1, "dense_layers": 1}
@@ -282,7 +285,7 @@ def test_utilisation_of_a_mixture_counts_the_experts_that_a_token_meets() -> Non
     attention = 2 * 128 * 128 + 2 * 128 * 64 + 2 * 128
     dense, routed = 3 * 128 * 384, (3 + 1) * 3 * 128 * 96 + 16 * 128
     needed = 6 * (4 * attention + dense + 3 * routed + 128 + 100 * 128) + 12 * 4 * 128 * 64
-    measured = utilisation(config, start={"device": "any"}, tokens_per_second=1e3, ranks=4)
+    measured = utilisation(config, run("1f1b", speed=1e3, measured={"start": {"device": "any"}}, **RANKS))
     assert measured == pytest.approx(1e3 * needed / 4e12)
 
 
@@ -296,7 +299,7 @@ def test_utilisation_is_the_arithmetic_of_the_model_over_the_peak() -> None:
     def of(start: dict[str, Any] | None, *, tflops: float | None = None, **model: Any) -> float | None:
         changed = replace(config, site=replace(config.site, peak_tflops=tflops))
         changed = replace(changed, model=replace(config.model, **model))
-        return utilisation(changed, start=start, tokens_per_second=1e6, ranks=4)
+        return utilisation(changed, run("1f1b", speed=1e6, measured={"start": start}, **RANKS))
 
     start = {"device": "NVIDIA H100 80GB HBM3"}
     assert of(start) == pytest.approx(1e6 * needed / (4 * 989.4e12))

@@ -22,13 +22,12 @@ from support.files import edit
 from support.launches import sweep, train_all
 from support.report_experiment import JSON, ExperimentFolder, cells_of, metrics, report_of, settings
 
-from asyncpp_cli.report.analysis.timelines import timeline_pairs
-from asyncpp_cli.report.formats.gantt_svg import to_svg
 from asyncpp_cli.report.formats.latex import to_latex
 from asyncpp_cli.report.formats.options import ReportOptions
 from asyncpp_cli.report.formats.page import page_data
 from asyncpp_cli.report.formats.records import step_table, to_csv, to_json
 from asyncpp_cli.report.formats.text import to_markdown, to_text
+from asyncpp_cli.report.formats.timelines import timeline_pairs, to_svg
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run

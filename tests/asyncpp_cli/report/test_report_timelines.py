@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.report_experiment import ExperimentFolder, metrics, report_of, settings
 
-from asyncpp_cli.report.analysis.timelines import TimelinePair, timeline_pairs
+from asyncpp_cli.report.formats.timelines import TimelinePair, timeline_pairs
 
 GOOD: dict[str, Any] = {
     "first_step": 0,

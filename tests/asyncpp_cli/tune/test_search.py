@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.tune.search import parse_over, points
+from asyncpp_cli.tune.plan import parse_over, points
 
 RATES = "optimizer.lr=1e-4:1e-1:log"
 
