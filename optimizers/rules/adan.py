@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
-from optimizers.rules.base import Group, ListOptimizer, State, buffers, count_step, decay
+from optimizers.rules.base import Group, ListOptimizer, States, Tensors, buffers, count_step, decay
 
 
 class Adan(ListOptimizer):
@@ -29,9 +28,7 @@ class Adan(ListOptimizer):
     parameter. Group settings: `lr`, `weight_decay`, `beta1`, `beta2`, `beta3`, `eps`.
     """
 
-    def update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: Group
-    ) -> None:
+    def update(self, parameters: Tensors, gradients: Tensors, states: States, group: Group) -> None:
         beta1, beta2, beta3 = group["beta1"], group["beta2"], group["beta3"]
         step = count_step(states)
         first, change, square, previous = (

@@ -16,6 +16,9 @@ Group = dict[str, Any]
 """A parameter group: `params`, `lr`, `weight_decay` and the rule's settings."""
 State = dict[str, Any]
 """State of one parameter."""
+Tensors = list[Tensor]
+States = list[State]
+"""Of several parameters."""
 
 
 class EagerOptimizer(torch.optim.Optimizer):
@@ -54,9 +57,7 @@ class ListOptimizer(EagerOptimizer):
                 self.update(parameters, gradients, states, group)
 
     @abstractmethod
-    def update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: Group
-    ) -> None:
+    def update(self, parameters: Tensors, gradients: Tensors, states: States, group: Group) -> None:
         """Update `parameters` (at least one) in place."""
 
 

@@ -29,7 +29,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from optimizers.rules.base import Group, ListOptimizer, State, as_batch, buffers, by_shape, count_step, decay
+from optimizers.rules.base import (
+    Group,
+    ListOptimizer,
+    States,
+    Tensors,
+    as_batch,
+    buffers,
+    by_shape,
+    count_step,
+    decay,
+)
 from optimizers.rules.soap import (
     Basis,
     complete,
@@ -71,9 +81,7 @@ class BasisRotation(ListOptimizer):
     Group settings: `lr`, `weight_decay`, `beta1`, `beta2`, `eps`, `source`, `geometry`, `refresh_interval`.
     """
 
-    def update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: Group
-    ) -> None:
+    def update(self, parameters: Tensors, gradients: Tensors, states: States, group: Group) -> None:
         step = count_step(states)
         correction1, correction2 = 1 - group["beta1"] ** step, 1 - group["beta2"] ** step
         decay(parameters, group)
@@ -102,7 +110,7 @@ class BasisRotation(ListOptimizer):
             )
 
 
-def _bases(states: list[State]) -> tuple[Basis, Basis]:
+def _bases(states: States) -> tuple[Basis, Basis]:
     left, right = (
         stacked(states, f"{side}_basis") if f"{side}_basis" in states[0] else None
         for side in ("left", "right")
@@ -110,13 +118,13 @@ def _bases(states: list[State]) -> tuple[Basis, Basis]:
     return left, right
 
 
-def _accumulate(batch: Tensor, states: list[State], rotated: tuple[str, ...], beta: float) -> None:
+def _accumulate(batch: Tensor, states: States, rotated: tuple[str, ...], beta: float) -> None:
     for side in rotated:
         grams = torch.bmm(batch, batch.mT) if side == "left" else torch.bmm(batch.mT, batch)
         torch._foreach_lerp_(buffers(states, side, list(grams.unbind())), list(grams.unbind()), 1 - beta)
 
 
-def _refresh_from_second_moment(states: list[State], rotated: tuple[str, ...], momenta: Tensor) -> None:
+def _refresh_from_second_moment(states: States, rotated: tuple[str, ...], momenta: Tensor) -> None:
     first_time = f"{rotated[0]}_basis" not in states[0]
     for side in rotated:
         if first_time:
@@ -128,7 +136,7 @@ def _refresh_from_second_moment(states: list[State], rotated: tuple[str, ...], m
         store(states, "square", reorder(stacked(states, "square"), order, axis))
 
 
-def _refresh_from_first_moment(states: list[State], rotated: tuple[str, ...], momenta: Tensor) -> None:
+def _refresh_from_first_moment(states: States, rotated: tuple[str, ...], momenta: Tensor) -> None:
     left, right = _bases(states)
     if left is None and right is None:
         u, values, vh = torch.linalg.svd(momenta, full_matrices=True)

@@ -7,9 +7,8 @@ Chen et al., "Symbolic discovery of optimization algorithms" (arXiv 2302.06675).
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from optimizers.rules.base import Group, ListOptimizer, State, buffers, decay
+from optimizers.rules.base import Group, ListOptimizer, States, Tensors, buffers, decay
 
 
 class Lion(ListOptimizer):
@@ -23,9 +22,7 @@ class Lion(ListOptimizer):
     Keeps one tensor (M) per parameter. Group settings: `lr`, `weight_decay`, `beta1`, `beta2`.
     """
 
-    def update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: Group
-    ) -> None:
+    def update(self, parameters: Tensors, gradients: Tensors, states: States, group: Group) -> None:
         momenta = buffers(states, "momentum", parameters)
         directions = torch._foreach_lerp(momenta, gradients, 1 - group["beta1"])
         torch._foreach_sign_(directions)

@@ -14,9 +14,8 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
-from optimizers.rules.base import Group, ListOptimizer, State, buffers, count_step, decay
+from optimizers.rules.base import Group, ListOptimizer, States, Tensors, buffers, count_step, decay
 
 
 class Mars(ListOptimizer):
@@ -32,9 +31,7 @@ class Mars(ListOptimizer):
     `beta1`, `beta2`, `gamma`, `eps`.
     """
 
-    def update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: Group
-    ) -> None:
+    def update(self, parameters: Tensors, gradients: Tensors, states: States, group: Group) -> None:
         beta1, beta2 = group["beta1"], group["beta2"]
         step = count_step(states)
         first, square, previous = (

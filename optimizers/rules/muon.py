@@ -33,7 +33,8 @@ from torch import Tensor
 from optimizers.rules.base import (
     Group,
     ListOptimizer,
-    State,
+    States,
+    Tensors,
     as_batch,
     buffers,
     by_shape,
@@ -261,9 +262,7 @@ class Muon(ListOptimizer):
     `iteration`, `precision`.
     """
 
-    def update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: Group
-    ) -> None:
+    def update(self, parameters: Tensors, gradients: Tensors, states: States, group: Group) -> None:
         momenta = buffers(states, "momentum", parameters)
         directions = ema_momentum(momenta, gradients, group["momentum"], nesterov=group["nesterov"])
         decay(parameters, group)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from optimizers.rules.base import Group, ListOptimizer, State, buffers, decay, ema_momentum
+from optimizers.rules.base import Group, ListOptimizer, States, Tensors, buffers, decay, ema_momentum
 from optimizers.rules.muon import orthogonal_directions, update_scale
 
 _SMALLEST = 1e-30
@@ -30,9 +30,7 @@ class NorMuon(ListOptimizer):
     `weight_decay`, `momentum`, `nesterov`, `row_beta2`, `row_eps`, `scale`, `iteration`, `precision`.
     """
 
-    def update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: Group
-    ) -> None:
+    def update(self, parameters: Tensors, gradients: Tensors, states: States, group: Group) -> None:
         momenta = buffers(states, "momentum", parameters)
         directions = ema_momentum(momenta, gradients, group["momentum"], nesterov=group["nesterov"])
         squares = buffers(states, "row_square", [parameter[:, :1] for parameter in parameters])

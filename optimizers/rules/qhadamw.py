@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
-from optimizers.rules.base import Group, ListOptimizer, State, buffers, count_step, decay
+from optimizers.rules.base import Group, ListOptimizer, States, Tensors, buffers, count_step, decay
 
 
 class QHAdamW(ListOptimizer):
@@ -27,9 +26,7 @@ class QHAdamW(ListOptimizer):
     `weight_decay`, `beta1`, `beta2`, `momentum_weight`, `eps`.
     """
 
-    def update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: Group
-    ) -> None:
+    def update(self, parameters: Tensors, gradients: Tensors, states: States, group: Group) -> None:
         beta1, beta2, weight = group["beta1"], group["beta2"], group["momentum_weight"]
         step = count_step(states)
         first, square = (buffers(states, name, parameters) for name in ("exp_avg", "exp_avg_sq"))

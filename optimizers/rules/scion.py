@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from optimizers.rules.base import Group, ListOptimizer, State, buffers, decay, ema_momentum
+from optimizers.rules.base import Group, ListOptimizer, States, Tensors, buffers, decay, ema_momentum
 from optimizers.rules.muon import orthogonal_directions
 
 
@@ -37,9 +36,7 @@ class ScionSpectral(_Scion):
     `iteration`, `precision`.
     """
 
-    def update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: Group
-    ) -> None:
+    def update(self, parameters: Tensors, gradients: Tensors, states: States, group: Group) -> None:
         momenta = buffers(states, "momentum", parameters)
         directions = ema_momentum(momenta, gradients, group["momentum"], nesterov=False)
         decay(parameters, group)
@@ -59,9 +56,7 @@ class ScionSign(_Scion):
     settings: `lr`, `weight_decay`, `momentum`, `sign_radius`.
     """
 
-    def update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: Group
-    ) -> None:
+    def update(self, parameters: Tensors, gradients: Tensors, states: States, group: Group) -> None:
         momenta = buffers(states, "momentum", parameters)
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         decay(parameters, group)

@@ -8,9 +8,8 @@ the learning rate multiplied by 1 - momentum the two are equal, which is tested.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from optimizers.rules.base import Group, ListOptimizer, State, buffers, decay, ema_momentum
+from optimizers.rules.base import Group, ListOptimizer, States, Tensors, buffers, decay, ema_momentum
 
 
 class SGD(ListOptimizer):
@@ -23,9 +22,7 @@ class SGD(ListOptimizer):
     and none where `momentum` is 0. Group settings: `lr`, `weight_decay`, `momentum`, `nesterov`.
     """
 
-    def update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: Group
-    ) -> None:
+    def update(self, parameters: Tensors, gradients: Tensors, states: States, group: Group) -> None:
         directions = gradients
         if group["momentum"] != 0:
             momenta = buffers(states, "momentum", parameters)

@@ -19,7 +19,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from optimizers.rules.base import Group, ListOptimizer, State, as_batch, buffers, by_shape, count_step, decay
+from optimizers.rules.base import (
+    Group,
+    ListOptimizer,
+    State,
+    States,
+    Tensors,
+    as_batch,
+    buffers,
+    by_shape,
+    count_step,
+    decay,
+)
 
 Basis = Tensor | None
 
@@ -141,9 +152,7 @@ class Soap(ListOptimizer):
     `lr`, `weight_decay`, `beta1`, `beta2`, `eps`, `refresh_interval`.
     """
 
-    def update(
-        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: Group
-    ) -> None:
+    def update(self, parameters: Tensors, gradients: Tensors, states: States, group: Group) -> None:
         step = count_step(states) - 1
         if step > 0:
             decay(parameters, group)
@@ -164,7 +173,7 @@ class Soap(ListOptimizer):
                 _refresh(chosen)
 
 
-def _rotated_adam(batch: Tensor, states: list[State], group: Group) -> Tensor:
+def _rotated_adam(batch: Tensor, states: States, group: Group) -> Tensor:
     left, right = stacked(states, "left_basis"), stacked(states, "right_basis")
     rotated = rotate(batch, left, right)
     like = list(rotated.unbind())
@@ -174,12 +183,12 @@ def _rotated_adam(batch: Tensor, states: list[State], group: Group) -> Tensor:
     return rotate_back(as_batch(first) / (as_batch(square).sqrt() + group["eps"]), left, right)
 
 
-def _accumulate(batch: Tensor, states: list[State], beta: float) -> None:
+def _accumulate(batch: Tensor, states: States, beta: float) -> None:
     for side, grams in (("left", torch.bmm(batch, batch.mT)), ("right", torch.bmm(batch.mT, batch))):
         torch._foreach_lerp_(buffers(states, side, list(grams.unbind())), list(grams.unbind()), 1 - beta)
 
 
-def _refresh(states: list[State]) -> None:
+def _refresh(states: States) -> None:
     bases = {side: stacked(states, f"{side}_basis") for side in ("left", "right")}
     momentum = rotate_back(stacked(states, "rotated_first"), bases["left"], bases["right"])
     square = stacked(states, "square")

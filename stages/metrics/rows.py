@@ -1,4 +1,5 @@
-"""The rows of a run's metrics; docs/run-folder.md describes their fields."""
+"""The rows of a run's metrics, and the one process that writes them: the one that knows the loss.
+docs/run-folder.md describes their fields."""
 
 from __future__ import annotations
 
@@ -7,19 +8,22 @@ import platform
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from stages.checkpoint.files import FileEntry
 from stages.config.own_code import code_sha256, own_code
 from stages.config.run_config import OWN_SPLIT, RunConfig, eval_microbatches, tokens_per_step
 from stages.data.dataset import Corpus
 from stages.data.documents import attention_share
 from stages.data.shards import Tokens
+from stages.memory.measure import RankMemory, memory_fields
 from stages.model.compiler import compiles_here
 from stages.pipeline.evaluation import ValidationLoss
+from stages.pipeline.timeline import Meeting, timeline
 from stages.shape.families import describe
 from stages.update.balance import BlockLoad
 from stages.update.rank_stats import RankTrace, StageTrace, StepResult
@@ -28,55 +32,244 @@ Row = dict[str, Any]
 _T = TypeVar("_T")
 
 
-def tokens_per_update(config: RunConfig, *, update_interval: int) -> int:
-    """Tokens whose gradient one update applies."""
-    return tokens_per_step(config) * update_interval // config.schedule.microbatches
+class Recorder(Protocol):
+    """Receives a run's measurements. Only the rank of the last stage, which has the loss, calls it."""
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Append a row to the run's metrics; its `kind` is start, step, eval, segment, pause or
+        end."""
+
+    def timeline(self, timeline: Mapping[str, Any]) -> None:
+        """Replace the timeline: when the ranks performed the latest actions of a segment."""
+
+    def flush(self) -> None:
+        """Sync all rows to the disk; called before a checkpoint is completed."""
+
+    def written(self) -> FileEntry | None:
+        """Size and SHA-256 of all rows so far; None if they are kept nowhere."""
+
+    def has_rows(self, step: int) -> bool:
+        """Whether the rows that were written before the checkpoint of a step are still there."""
+
+    def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
+        """Report that the run makes progress, after `step` steps."""
 
 
-def start_row(
-    config: RunConfig,
-    corpus: Corpus,
-    *,
-    step: int,
-    updates: int,
-    device: torch.device,
-    stage_parameters: Sequence[int],
-    rank_of_stage: Sequence[int],
-    replayed: bool,
-    shared_gpu: bool,
-    warm_up_seconds: float,
-) -> Row:
-    """The row written when training begins, or resumes after `step` steps and `updates` updates.
-    `warm_up_seconds`: before that, of this process."""
+HEARTBEAT_SECONDS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """What a rank reports of a segment to the process that writes the rows."""
+
+    rank: int
+    data_rank: int
+    host: str
+    trace: RankTrace
+    met: Meeting
+    """When it left the latest meeting before the segment."""
+    memory: RankMemory
+
+
+class Rows:
+    """The rows of a run.
+
+    Args:
+        config: of the run.
+        recorder: keeps the rows; None: another process writes.
+        update_interval: micro-batches whose gradients one update applies.
+        writer: rank and data rank of the writing process, whose clock is used.
+        replayed: whether one process performs all ranks, so that its times mean nothing.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        recorder: Recorder | None,
+        *,
+        update_interval: int,
+        writer: tuple[int, int],
+        replayed: bool,
+    ) -> None:
+        self._config = config
+        self._recorder = recorder
+        # Tokens whose gradient one update applies.
+        self._tokens_per_update = tokens_per_step(config) * update_interval // config.schedule.microbatches
+        self._writer = writer
+        self._replayed = replayed
+        self.train_losses: list[float] = []
+        self.val_losses: list[float] = []
+        self._heartbeat = (0, 0.0)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append a row, if this process writes."""
+        if self._recorder is not None:
+            self._recorder.append(row)
+
+    def start(
+        self,
+        corpus: Corpus,
+        *,
+        step: int,
+        updates: int,
+        device: torch.device,
+        stage_parameters: Sequence[int],
+        rank_of_stage: Sequence[int],
+        shared_gpu: bool,
+        warm_up_seconds: float,
+    ) -> None:
+        """Write what is known when training begins, or resumes after `step` steps and `updates` updates.
+        `warm_up_seconds`: before that, of this process."""
+        self._heartbeat = (updates, time.perf_counter())
+        config, headline = self._config, corpus.held_out(self._config.data.headline)
+        self.write(
+            {
+                "kind": "start",
+                "step": step,
+                "updates": updates,
+                "time": time.time(),
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "host": socket.gethostname(),
+                "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+                "threads": config.site.threads,
+                "replayed": self._replayed,
+                "shared_gpu": shared_gpu,
+                "compiled": compiles_here(config, device=device.type),
+                "warm_up_seconds": warm_up_seconds,
+                "parameters": sum(stage_parameters),
+                "active_parameters": sum(stage_parameters) - describe(config.model).idle_count,
+                "stage_parameters": list(stage_parameters),
+                "rank_of_stage": list(rank_of_stage),
+                "microbatches": config.schedule.microbatches,
+                "microbatch_size": config.train.microbatch_size,
+                "context": config.data.context,
+                "tokens_per_step": tokens_per_step(config),
+                "bytes_per_token": headline.bytes_per_token,
+                "unigram_bits_per_byte": headline.unigram_bits_per_byte,
+                "corpus_sha256": corpus.sha256,
+                **_sources(corpus),
+                **_validation_sets(config, corpus),
+                **_attention(config, corpus),
+                "code_sha256": {section: code_sha256(files) for section, files in own_code(config).items()},
+            }
+        )
+
+    def step(self, result: StepResult, *, seconds: float) -> None:
+        """Write an update of the last stage, after so many seconds of training."""
+        self.train_losses.append(result.train_loss)
+        tokens = result.version * self._tokens_per_update
+        self.write(step_row(result, tokens=tokens, seconds=seconds))
+        version, then = self._heartbeat
+        now = time.perf_counter()
+        if self._recorder is not None and now - then >= HEARTBEAT_SECONDS:
+            tokens = (result.version - version) * self._tokens_per_update
+            done = result.version * self._tokens_per_update // tokens_per_step(self._config)
+            self._recorder.heartbeat(
+                done, train_loss=result.train_loss, tokens_per_second=tokens / (now - then)
+            )
+            self._heartbeat = (result.version, now)
+
+    def segment(self, reports: Sequence[RankReport], *, first_step: int, steps: int, seconds: float) -> None:
+        """Write what the ranks measured in a segment; `seconds` of training since the start of the run."""
+        traces = {(report.rank, report.data_rank): report.trace for report in reports}
+        hosts = {(report.rank, report.data_rank): report.host for report in reports}
+        by_stage = [merged for _, merged in sorted(_merged_over_data_ranks(traces.values()).items())]
+        periods = max(0, len(traces[self._writer].update_times) - 1)
+        timed = not self._replayed
+        self.write(
+            {
+                "kind": "segment",
+                "first_step": first_step,
+                "steps": steps,
+                "steady_tokens": periods * self._tokens_per_update if timed else 0,
+                "steady_seconds": traces[self._writer].steady_seconds if timed else 0.0,
+                "busy": _mean_busy(traces) if timed else [],
+                "action_seconds": _action_seconds(by_stage) if timed else {},
+                "compute_seconds": _by_rank(
+                    {at: trace.compute_seconds for at, trace in traces.items()} if timed else {}
+                ),
+                **({"hosts": _by_rank(hosts)} if len(set(hosts.values())) > 1 else {}),
+                "delay_min": [trace.delay_min for trace in by_stage],
+                "delay_max": [trace.delay_max for trace in by_stage],
+                "mismatch_max": [trace.mismatch_max for trace in by_stage],
+                "memory": memory_fields([report.memory for report in reports]),
+                **_loads(traces.values()),
+                "seconds": seconds,
+            }
+        )
+        if self._recorder is None or self._replayed:
+            return
+        pipeline = [report for report in reports if report.data_rank == 0]
+        self._recorder.timeline(
+            timeline(
+                {report.rank: report.trace for report in pipeline},
+                {report.rank: report.met for report in pipeline},
+                first_step=first_step,
+                steps=steps,
+                microbatches=self._config.schedule.microbatches,
+            )
+        )
+
+    def evaluation(
+        self,
+        losses: Mapping[str, ValidationLoss],
+        average: Mapping[str, ValidationLoss] | None,
+        *,
+        step: int,
+        seconds: float,
+    ) -> None:
+        """Write the loss of each validation set after `step` steps, nats per token.
+
+        Args:
+            losses: of the weights.
+            average: of their average, if the run has one.
+            step: number of steps done.
+            seconds: of training.
+        """
+        of_sets: dict[str, Row] = {
+            name: {"val_loss": loss.mean, "val_loss_error": loss.error} for name, loss in losses.items()
+        }
+        for name, loss in (average or {}).items():
+            of_sets[name]["val_loss_ema"] = loss.mean
+        headline = self._config.data.headline
+        self.val_losses.append(losses[headline].mean)
+        tokens = step * tokens_per_step(self._config)
+        sets = {"sets": of_sets} if self._config.data.validation else {}
+        row = {"kind": "eval", "step": step, "tokens": tokens, **of_sets[headline], **sets}
+        self.write({**row, "seconds": seconds})
+
+    def end(self, digests: list[tuple[str, str]], *, seconds: float) -> None:
+        """Write the end of the run, with the digest of each evaluation weight by name."""
+        digest = weights_digest(digests)
+        step = self._config.train.steps
+        self.write({"kind": "end", "step": step, "seconds": seconds, "weights_sha256": digest})
+
+    def pause(self, *, step: int, seconds: float) -> None:
+        """Write that the run pauses after `step` steps, evaluated and saved."""
+        self.write({"kind": "pause", "step": step, "seconds": seconds})
+
+    def written(self) -> FileEntry | None:
+        """Size and SHA-256 of all rows so far, if this process writes."""
+        return None if self._recorder is None else self._recorder.written()
+
+    def flush(self) -> None:
+        """Make sure that the rows are on the disk: no checkpoint is newer than the metrics."""
+        if self._recorder is not None:
+            self._recorder.flush()
+
+
+def step_row(result: StepResult, *, tokens: int, seconds: float) -> Row:
+    """The row of an update; `tokens` and `seconds` count from the start of the run."""
     return {
-        "kind": "start",
-        "step": step,
-        "updates": updates,
-        "time": time.time(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "host": socket.gethostname(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "threads": config.site.threads,
-        "replayed": replayed,
-        "shared_gpu": shared_gpu,
-        "compiled": compiles_here(config, device=device.type),
-        "warm_up_seconds": warm_up_seconds,
-        "parameters": sum(stage_parameters),
-        "active_parameters": sum(stage_parameters) - describe(config.model).idle_count,
-        "stage_parameters": list(stage_parameters),
-        "rank_of_stage": list(rank_of_stage),
-        "microbatches": config.schedule.microbatches,
-        "microbatch_size": config.train.microbatch_size,
-        "context": config.data.context,
-        "tokens_per_step": tokens_per_step(config),
-        "bytes_per_token": corpus.held_out(config.data.headline).bytes_per_token,
-        "unigram_bits_per_byte": corpus.held_out(config.data.headline).unigram_bits_per_byte,
-        "corpus_sha256": corpus.sha256,
-        **_sources(corpus),
-        **_validation_sets(config, corpus),
-        **_attention(config, corpus),
-        "code_sha256": {section: code_sha256(files) for section, files in own_code(config).items()},
+        "kind": "step",
+        "step": result.version,
+        "tokens": tokens,
+        "train_loss": result.train_loss,
+        "lr": result.update.lr,
+        "grad_norm": result.update.grad_norm,
+        "skipped": result.update.skipped,
+        "seconds": seconds,
     }
 
 
@@ -109,74 +302,6 @@ def _attention(config: RunConfig, corpus: Corpus) -> Row:
     if not config.data.document_mask:
         return {}
     return {"attention_share": attention_share(corpus, context=config.data.context)}
-
-
-def step_row(result: StepResult, *, tokens: int, seconds: float) -> Row:
-    """The row of an update; `tokens` and `seconds` count from the start of the run."""
-    return {
-        "kind": "step",
-        "step": result.version,
-        "tokens": tokens,
-        "train_loss": result.train_loss,
-        "lr": result.update.lr,
-        "grad_norm": result.update.grad_norm,
-        "skipped": result.update.skipped,
-        "seconds": seconds,
-    }
-
-
-def loss_fields(loss: ValidationLoss, average: ValidationLoss | None) -> Row:
-    """The fields of a validation set's loss, and of that of the average of the weights."""
-    fields = {"val_loss": loss.mean, "val_loss_error": loss.error}
-    return fields if average is None else {**fields, "val_loss_ema": average.mean}
-
-
-def segment_row(
-    traces: Mapping[tuple[int, int], RankTrace],
-    *,
-    hosts: Mapping[tuple[int, int], str],
-    first_step: int,
-    steps: int,
-    writer: tuple[int, int],
-    tokens_per_update: int,
-    seconds: float,
-    timed: bool,
-    memory: Row,
-) -> Row:
-    """The row of a segment: what the ranks measured from one drain to the next.
-
-    Args:
-        traces: by rank of the pipeline and data rank.
-        hosts: of these ranks.
-        first_step: of the segment.
-        steps: of the segment.
-        writer: the rank whose clock is used.
-        tokens_per_update: tokens whose gradient one update applies.
-        seconds: of training since the start of the run.
-        timed: whether times are meaningful, as they are not in a replay.
-        memory: fields of `stages.memory.measure`.
-    """
-    by_stage = [merged for _, merged in sorted(_merged_over_data_ranks(traces.values()).items())]
-    periods = max(0, len(traces[writer].update_times) - 1)
-    return {
-        "kind": "segment",
-        "first_step": first_step,
-        "steps": steps,
-        "steady_tokens": periods * tokens_per_update if timed else 0,
-        "steady_seconds": traces[writer].steady_seconds if timed else 0.0,
-        "busy": _mean_busy(traces) if timed else [],
-        "action_seconds": _action_seconds(by_stage) if timed else {},
-        "compute_seconds": _by_rank(
-            {at: trace.compute_seconds for at, trace in traces.items()} if timed else {}
-        ),
-        **({"hosts": _by_rank(hosts)} if len(set(hosts.values())) > 1 else {}),
-        "delay_min": [trace.delay_min for trace in by_stage],
-        "delay_max": [trace.delay_max for trace in by_stage],
-        "mismatch_max": [trace.mismatch_max for trace in by_stage],
-        "memory": memory,
-        **_loads(traces.values()),
-        "seconds": seconds,
-    }
 
 
 def _loads(traces: Iterable[RankTrace]) -> Row:

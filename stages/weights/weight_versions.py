@@ -103,6 +103,7 @@ class WeightVersions:
         data_rank: int = 0,
         data_ranks: int = 1,
     ) -> None:
+        self._device = device
         with torch.device("meta"):
             shapes = {
                 name: tuple(p.shape)
@@ -119,7 +120,7 @@ class WeightVersions:
         self.reduction = reduction_plan(self.sizes, self.ownership, number_bytes=master_dtype.itemsize)
         """The rounds in which the gradient is summed over the data ranks."""
         self.replicas = [
-            self._module(config, cut, context=context, dtype=replica_dtype, device=device)
+            self._module(config, cut, context=context, dtype=replica_dtype)
             for _ in range(replicas)
         ]
         members = [
@@ -135,11 +136,11 @@ class WeightVersions:
         own_shapes = [shape for _, shape, _ in own_members]
         whole = part = None
         if shard_gradients and gradient_buffers > 1:
-            whole = self._flat(dtype=master_dtype, device=device)
+            whole = self.flat(dtype=master_dtype)
             part = flat_views(own_shapes, dtype=master_dtype, device=device)
         self.gradients = [
             GradientBuffer(
-                *(whole or self._flat(dtype=master_dtype, device=device)),
+                *(whole or self.flat(dtype=master_dtype)),
                 part=part,
                 runs=self.ownership.runs[data_rank],
                 owned=self.owned,
@@ -198,28 +199,23 @@ class WeightVersions:
 
     def flat(self, *, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
         """A new zeroed flat buffer on the stage's device, with a view for each parameter."""
-        return self._flat(dtype=dtype, device=self.gradients[0].flat.device)
-
-    def _flat(self, *, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, list[Tensor]]:
         in_model_order = list(self.shapes.values())
         shapes = [in_model_order[parameter] for parameter in self.ownership.order]
-        flat, in_order = flat_views(shapes, dtype=dtype, device=device)
+        flat, in_order = flat_views(shapes, dtype=dtype, device=self._device)
         views = dict(zip(self.ownership.order, in_order, strict=True))
         return flat, [views[parameter] for parameter in range(len(views))]
 
-    def _module(
-        self, config: ModelConfig, cut: StageCut, *, context: int, dtype: torch.dtype, device: torch.device
-    ) -> Replica:
+    def _module(self, config: ModelConfig, cut: StageCut, *, context: int, dtype: torch.dtype) -> Replica:
         with torch.device("meta"):
             module = make_stage(config, cut, context=context)
-        flat, views = self._flat(dtype=dtype, device=device)
+        flat, views = self.flat(dtype=dtype)
         parameters = []
         for name, view in zip(self.names, views, strict=True):
             owner_name, _, leaf = name.rpartition(".")
             parameter = nn.Parameter(view)
             setattr(module.get_submodule(owner_name), leaf, parameter)
             parameters.append(parameter)
-        module.prepare(device=device, dtype=dtype)
+        module.prepare(device=self._device, dtype=dtype)
         return Replica(module, flat, parameters, version=EMPTY)
 
     @property
