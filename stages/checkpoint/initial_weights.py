@@ -245,15 +245,14 @@ def _weights(path: Path) -> dict[str, _Weight]:
     weights: dict[str, _Weight] = {}
     for file in _files(path):
         try:
-            stat = file.stat()
-            weights |= _weights_in(file, stat.st_size, stat.st_mtime_ns)
+            weights |= _weights_in(file, _mark(file))
         except (OSError, SafetensorError) as error:
             raise InitError(f"{file} is not safetensors ({error})") from error
     return weights
 
 
 @lru_cache(maxsize=1024)  # as `_digest`; a file may have names by the hundred thousand
-def _weights_in(file: Path, _size: int, _modified: int) -> dict[str, _Weight]:
+def _weights_in(file: Path, _of: _Mark) -> dict[str, _Weight]:
     from safetensors import safe_open
 
     weights = {}

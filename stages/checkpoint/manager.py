@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -205,7 +206,11 @@ class Checkpoints:
                 the run must not start from step 0.
         """
         misfit = None
-        expected = _ExpectedStates(stages)
+
+        @cache
+        def expected(number: int, updates: int) -> UpdateState:
+            return stages[number].update.state_after(updates)
+
         steps, without_rows = self._on_rank_0(self._begin)
         if without_rows and not steps:
             raise LostCheckpointError(
@@ -253,14 +258,16 @@ class Checkpoints:
         folder: Path,
         stages: Sequence[StageState],
         versions: Sequence[int],
-        expected: _ExpectedStates,
+        expected: Callable[[int, int], UpdateState],
     ) -> Progress:
+        """Read a checkpoint into the tensors of the stages, and of the states that optimizers and corrections
+        must have: `expected`, from the number of a stage and its updates."""
         index = files.read_index(folder)
         files.check_owner(index, self._owners)
         reader = CheckpointReader(folder, index)
         saved = Saved(reader.forms(), index.stages)
         states = [
-            expected.of(number, saved.updates(stage.weights.master.names))
+            expected(number, min(saved.updates(stage.weights.master.names), STEPS_TO_FULL_STATE))
             for number, stage in enumerate(stages)
         ]
         targets = [saved.targets(stage, versions, state) for stage, state in zip(stages, states, strict=True)]
@@ -334,19 +341,3 @@ class Checkpoints:
     def _last_valid(self) -> str:
         steps = files.saved_steps(self._folder)
         return f"the last valid one is of step {steps[0]}" if steps else "there is no earlier one"
-
-
-class _ExpectedStates:
-    """The states of optimizers and corrections that a checkpoint must have; it is read into their
-    tensors."""
-
-    def __init__(self, stages: Sequence[StageState]) -> None:
-        self._stages = stages
-        self._known: dict[tuple[int, int], UpdateState] = {}
-
-    def of(self, number: int, updates: int) -> UpdateState:
-        """That of one of the stages after some updates."""
-        key = (number, min(updates, STEPS_TO_FULL_STATE))
-        if key not in self._known:
-            self._known[key] = self._stages[number].update.state_after(updates)
-        return self._known[key]

@@ -107,14 +107,11 @@ def reduction_plan(sizes: Sequence[int], ownership: Ownership, *, number_bytes: 
     return ReductionPlan(ownership=ownership, sizes=tuple(sizes), number_bytes=number_bytes)
 
 
-def room_bytes(plans: Sequence[ReductionPlan], *, data_rank: int | None = None) -> int:
-    """Bytes of the buffers that stages with these plans share, on `data_rank` or on the one that needs most
-    (None). Zero for a single data rank."""
+def room_bytes(plans: Sequence[ReductionPlan]) -> int:
+    """Bytes of the buffers that stages with these plans share, on the data rank that needs most. Zero for a
+    single data rank."""
     if len(plans[0].ownership.owned) == 1:
         return 0
-    received = []
-    for plan in plans:
-        parts = plan.parts
-        received.append(plan.received_entries(parts.index(max(parts)) if data_rank is None else data_rank))
+    received = max(plan.received_entries(plan.parts.index(max(plan.parts))) for plan in plans)
     sent = max(plan.sent_entries() for plan in plans)
-    return UNDER_WAY * (sent + max(received)) * plans[0].number_bytes
+    return UNDER_WAY * (sent + received) * plans[0].number_bytes

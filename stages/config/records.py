@@ -108,14 +108,14 @@ def read_text(file: Path, *, most: int = MOST_BYTES) -> str:
         raise DamagedError(f"{file} is not UTF-8 text (byte {error.start})") from error
 
 
-def read_record(file: Path, kind: type[Kind], *, most: int = MOST_BYTES, newest_format: int = 1) -> Kind:
+def read_record(file: Path, kind: type[Kind]) -> Kind:
     """The record in a JSON file.
 
     Raises:
         FileNotFoundError: it does not exist.
-        DamagedError: it cannot be read, or is no such record; or its `format` is above `newest_format`.
+        DamagedError: it cannot be read, or is no such record; or its `format` is above 1.
     """
-    return decoded(read_bytes(file, most=most), kind, where=str(file), newest_format=newest_format)
+    return decoded(read_bytes(file), kind, where=str(file))
 
 
 def decoded(content: bytes | str, kind: type[Kind], *, where: str, newest_format: int = 1) -> Kind:

@@ -120,8 +120,7 @@ class WeightVersions:
         self.reduction = reduction_plan(self.sizes, self.ownership, number_bytes=master_dtype.itemsize)
         """The rounds in which the gradient is summed over the data ranks."""
         self.replicas = [
-            self._module(config, cut, context=context, dtype=replica_dtype)
-            for _ in range(replicas)
+            self._module(config, cut, context=context, dtype=replica_dtype) for _ in range(replicas)
         ]
         members = [
             (name, member_shape(shape), parameter)

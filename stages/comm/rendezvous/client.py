@@ -178,11 +178,11 @@ class Meetings:
         """
         return self._meet("gather", value, to=to, seconds=seconds) or []
 
-    def first(self, *values: Json, seconds: float | None = None) -> list[Json]:
+    def first(self, *values: Json) -> list[Json]:
         """For each of several values, that of the first rank where it is not None."""
-        return list(self._meet("first", list(values), to=None, seconds=seconds))
+        return list(self._meet("first", list(values)))
 
-    def _meet(self, kind: str, value: Json, *, to: int | None, seconds: float | None) -> Json:
+    def _meet(self, kind: str, value: Json, *, to: int | None = None, seconds: float | None = None) -> Json:
         limit = self._seconds if seconds is None else seconds
         name = f"{self._name} {next(self._numbers)}"
         header = {"do": kind, "name": name, "to": to, "seconds": limit}
