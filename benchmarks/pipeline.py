@@ -90,12 +90,10 @@ def ours(process: Process, options: argparse.Namespace, schedule: str, *, slow: 
     rank_of_stage = program.rank_of_stage
     connection = connect(
         process,
-        rank_of_stage=rank_of_stage,
-        data_ranks=options.data,
+        program,
         shape=SHAPE,
         dtype=torch.float32,
         common_step=True,
-        head_shards=program.head_shards,
     )
     if slow:
         connection = replace(connection, data=slow_group(process, options, schedule))

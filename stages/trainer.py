@@ -62,13 +62,9 @@ def train(
         watching(doing.last_activity, on_stall=on_stall, on_wait=on_wait),
         memory_snapshot(snapshot_file, with_history=config.train.profile_steps > 0),
     ):
-        program = representative_programs(config)[0]
         connection = connect(
             process,
-            rank_of_stage=program.rank_of_stage,
-            head_shards=program.head_shards,
-            tied_shards=program.tied_shards,
-            data_ranks=config.parallel.data,
+            representative_programs(config)[0],
             shape=activation_shape(config),
             dtype=dtypes(config).replica,
             common_step=schedule_facts(config).updates_together,

@@ -150,8 +150,7 @@ class TrainingLoop:
         self._end = config.train.steps if until is None else min(until, config.train.steps)
         self._device = device
         self._process = process
-        self._rank_of_stage = program.rank_of_stage
-        self._head_shards, self._tied_shards = program.head_shards, program.tied_shards
+        self._any_program = program
         self._corpus = prepare(config.data, spare=text_folder)
         self._data: ShardWatch | None = None
         if process is None or process.local_rank == 0:  # each machine sees its own
@@ -286,7 +285,7 @@ class TrainingLoop:
             updates=updates,
             device=self._device,
             stage_parameters=[size for _, size in stage_sizes],
-            rank_of_stage=self._rank_of_stage,
+            rank_of_stage=self._any_program.rank_of_stage,
             shared_gpu=self._process is not None and self._process.host_staged,
             warm_up_seconds=warmed_up,
         )
@@ -362,11 +361,9 @@ class TrainingLoop:
         parts = [
             evaluate(
                 rank.stages,
+                self._any_program,
                 connection=rank.connection,
                 batches=rank.batches,
-                rank_of_stage=self._rank_of_stage,
-                head_shards=self._head_shards,
-                tied_shards=self._tied_shards,
                 version=step,
                 dtype=dtypes(self._config).replica,
                 on_action=lambda: self._doing.begin("evaluating"),

@@ -25,7 +25,7 @@ with importing_torch():
     import torch
     from torch import Tensor
 
-    from schedules import build
+    from schedules import Program, build
     from schedules.dependencies import updated
     from schedules.messages import received, sent
     from stages.comm.device_settings import set_environment
@@ -144,21 +144,14 @@ def _exchange(process: Process) -> str:
     return _as_stages(process) or _as_data_ranks(process)
 
 
-def _connection(process: Process, *, stages: int) -> Connection:
-    return connect(
-        process,
-        rank_of_stage=range(stages),
-        data_ranks=process.size // stages,
-        shape=(_NUMBERS,),
-        dtype=torch.float32,
-        common_step=True,
-    )
+def _connection(process: Process, program: Program) -> Connection:
+    return connect(process, program, shape=(_NUMBERS,), dtype=torch.float32, common_step=True)
 
 
 def _as_stages(process: Process) -> str:
-    connection = _connection(process, stages=process.size)
-    links = connection.links
     program = build("1f1b", stages=process.size, microbatches=4, steps=1)
+    connection = _connection(process, program)
+    links = connection.links
     links.connect()
     links.begin(program)
     for number, action in enumerate(program.actions[connection.rank]):
@@ -175,7 +168,7 @@ def _as_stages(process: Process) -> str:
 
 
 def _as_data_ranks(process: Process) -> str:
-    connection = _connection(process, stages=1)
+    connection = _connection(process, build("1f1b", stages=1, microbatches=1, steps=1))
     sizes = [_NUMBERS, _NUMBERS]
     ownership = assign_owners([(size,) for size in sizes], data_ranks=process.size)
     plan = reduction_plan(sizes, ownership, number_bytes=4)

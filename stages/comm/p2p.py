@@ -127,11 +127,9 @@ class DistributedLinks:
 
     Args:
         process: this rank's.
+        program: of any segment: who performs which stage is the same in all.
         name: of the pipeline, unique among these processes.
         members: the processes of the pipeline's ranks, ascending, this one among them.
-        rank_of_stage: the rank that performs each stage.
-        head_shards: see `Program`.
-        tied_shards: likewise.
         shape: of every activation and activation gradient.
         dtype: of all messages.
         common_step: whether all stages update together.
@@ -142,20 +140,17 @@ class DistributedLinks:
     def __init__(
         self,
         process: Process,
+        program: Program,
         *,
         name: str,
         members: Sequence[int],
-        rank_of_stage: Sequence[int],
-        head_shards: int = 0,
-        tied_shards: bool = False,
         shape: tuple[int, ...],
         dtype: torch.dtype,
         common_step: bool,
     ) -> None:
         self._device = process.device
         self._rank = members.index(process.rank)
-        self._rank_of_stage = rank_of_stage
-        self._head_shards, self._tied_shards = head_shards, tied_shards
+        self._rank_of_stage = program.rank_of_stage
         per_wide = torch.promote_types(dtype, torch.float32).itemsize // dtype.itemsize
         self._shapes = {
             kind: (*shape[:-1], message_width(kind, width=shape[-1], per_wide=per_wide)) for kind in Kind
@@ -165,7 +160,7 @@ class DistributedLinks:
         self._common_step = common_step
         self._groups = {
             channel: process.link(f"{name} {label}", [members[sender], members[receiver]])
-            for channel, label, sender, receiver in self._channels()
+            for channel, label, sender, receiver in self._channels(program)
         }
         self._from_this_rank: dict[Message, Tensor] = {}
         self._place: Place = 0
@@ -181,14 +176,15 @@ class DistributedLinks:
         self._sent: dict[_Channel, deque[tuple[Tensor, Work]]] = {}
         self._released: Counter[_Channel] = Counter()
 
-    def _channels(self) -> Iterator[tuple[_Channel, str, int, int]]:
+    def _channels(self, program: Program) -> Iterator[tuple[_Channel, str, int, int]]:
         """This rank's channels with name, sender and receiver, in the same order on all ranks."""
-        ranks, blocks = self._rank_of_stage, len(self._rank_of_stage) - self._head_shards
-        crossing = channels_between_ranks(ranks, head_shards=self._head_shards, tied_shards=self._tied_shards)
+        ranks, blocks = program.rank_of_stage, program.loss_stage + 1
+        tied = program.tied_shards
+        crossing = channels_between_ranks(ranks, head_shards=program.head_shards, tied_shards=tied)
         edges = list(dict.fromkeys((min(edge), max(edge)) for edge in pairwise(ranks[:blocks])))
         # The two ends of an edge wait for each other. Every second edge comes first, so they connect in
         # parallel. Those between the last stage, or the first, and the shards of the head come after all.
-        centres = (ranks[blocks - 1], ranks[0]) if self._tied_shards else (ranks[blocks - 1],)
+        centres = (ranks[blocks - 1], ranks[0]) if tied else (ranks[blocks - 1],)
         star = [(min(edge), max(edge)) for edge in product(centres, ranks[blocks:])]
         for lower, upper in dict.fromkeys(edges[::2] + edges[1::2] + star):
             if self._rank not in (lower, upper):
@@ -250,17 +246,14 @@ class DistributedLinks:
         for (source, destination), messages in by_edge.items():
             for message in messages:
                 if destination == self._rank:
-                    channel = self._channel(message, source, incoming=True)
+                    channel = _Channel(source, message.kind, incoming=True)
                     self._to_post.setdefault(channel, deque()).append((places[message], message))
                 else:
-                    self._unsent[self._channel(message, destination, incoming=False)] += 1
+                    self._unsent[_Channel(destination, message.kind, incoming=False)] += 1
         self._posted = {channel: {} for channel in self._to_post}
         self._sent = {channel: deque() for channel in self._unsent}
         self._released = Counter()
         self.passed(0)
-
-    def _channel(self, message: Message, peer: int, *, incoming: bool) -> _Channel:
-        return _Channel(peer, message.kind, incoming)
 
     def passed(self, place: Place) -> None:
         self._place = place
@@ -291,7 +284,7 @@ class DistributedLinks:
             self._from_this_rank[message] = tensor
             self._count()
             return
-        channel = self._channel(message, peer, incoming=False)
+        channel = _Channel(peer, message.kind, incoming=False)
         self._send(channel, tensor)
         # The receiver has long consumed the oldest sends, so this wait does not delay compute.
         self._release_sends(channel, keep=self._in_flight)
@@ -316,7 +309,7 @@ class DistributedLinks:
         peer = self._rank_of_stage[message.source]
         if peer == self._rank:
             return self._from_this_rank.pop(message)
-        channel = self._channel(message, peer, incoming=True)
+        channel = _Channel(peer, message.kind, incoming=True)
         while message not in self._posted[channel]:
             self._post(channel)
         buffer, work, posted = self._posted[channel].pop(message)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from schedules import Program
 from stages.comm.collectives import (
     DistributedGroup,
     Group,
@@ -36,30 +37,20 @@ class Connection:
 
 
 def connect(
-    process: Process,
-    *,
-    rank_of_stage: Sequence[int],
-    head_shards: int = 0,
-    tied_shards: bool = False,
-    data_ranks: int,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    common_step: bool,
+    process: Process, program: Program, *, shape: tuple[int, ...], dtype: torch.dtype, common_step: bool
 ) -> Connection:
     """The connection of this process, which performs one rank. All processes call it together.
 
     Args:
         process: this one.
-        rank_of_stage: the rank of a pipeline that performs each stage.
-        head_shards: see `Program`.
-        tied_shards: likewise.
-        data_ranks: number of pipelines.
+        program: of any segment of the run: who performs which stage is the same in all.
         shape: of every activation and activation gradient.
         dtype: of all messages.
         common_step: whether all stages update together.
     """
+    ranks = program.num_ranks
+    data_ranks = process.size // ranks
     rank, data_rank = divmod(process.rank, data_ranks)
-    ranks = process.size // data_ranks
     generation = next(process.generations)
     members = [other * data_ranks + data_rank for other in range(ranks)]
     peers = [rank * data_ranks + other for other in range(data_ranks)]
@@ -79,11 +70,9 @@ def connect(
         rank=rank,
         links=DistributedLinks(
             process,
+            program,
             name=f"{generation} {data_rank}",
             members=members,
-            rank_of_stage=rank_of_stage,
-            head_shards=head_shards,
-            tied_shards=tied_shards,
             shape=shape,
             dtype=dtype,
             common_step=common_step,

@@ -30,22 +30,16 @@ class ValidationLoss(NamedTuple):
 
 
 def forward_program(
-    *,
-    rank_of_stage: tuple[int, ...],
-    head_shards: int = 0,
-    tied_shards: bool = False,
-    microbatches: int,
-    version: int,
-    data_rank: int,
-    data_ranks: int,
+    program: Program, *, microbatches: int, version: int, data_rank: int, data_ranks: int
 ) -> Program:
     """The program that sends every `data_ranks`-th of `microbatches` micro-batches forward through all
-    stages.
+    stages of `program`.
 
     Shards of the head follow as many micro-batches later as there are stages before them, and those of the
     embedding come as much earlier, so that no rank waits.
     """
-    blocks = len(rank_of_stage) - head_shards
+    rank_of_stage, head_shards, tied_shards = program.rank_of_stage, program.head_shards, program.tied_shards
+    blocks = program.loss_stage + 1
     own = range(data_rank, microbatches, data_ranks)
 
     def actions(rank: int) -> Iterator[Action]:
@@ -72,19 +66,17 @@ def forward_program(
         tied_shards=tied_shards,
         initial_versions=(version,),
         final_versions=(version,),
-        actions=tuple(tuple(actions(rank)) for rank in range(max(rank_of_stage) + 1)),
+        actions=tuple(tuple(actions(rank)) for rank in range(program.num_ranks)),
     )
 
 
 @torch.no_grad()
 def evaluate(
     stages: Mapping[int, StageState],
+    program: Program,
     *,
     connection: Connection,
     batches: Batches,
-    rank_of_stage: tuple[int, ...],
-    head_shards: int,
-    tied_shards: bool = False,
     version: int,
     dtype: torch.dtype,
     on_action: Callable[[], None],
@@ -94,11 +86,9 @@ def evaluate(
 
     Args:
         stages: of the rank, by number.
+        program: of any segment of the run.
         connection: of the rank to the others.
         batches: source of tokens and targets. The data ranks share the micro-batches of its validation sets.
-        rank_of_stage: see `Program`.
-        head_shards: see `Program`.
-        tied_shards: likewise.
         version: of the evaluated weights.
         dtype: of the computation.
         on_action: called when an action begins.
@@ -111,9 +101,7 @@ def evaluate(
     links, data = connection.links, connection.data
     read = [(name, index) for name, count in batches.evaluated.items() for index in range(count)]
     program = forward_program(
-        rank_of_stage=rank_of_stage,
-        head_shards=head_shards,
-        tied_shards=tied_shards,
+        program,
         microbatches=len(read),
         version=version,
         data_rank=data.rank,

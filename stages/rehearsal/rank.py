@@ -228,10 +228,7 @@ class _Part:
         config = self._config
         return connect(
             cast(Process, process),
-            rank_of_stage=self._program.rank_of_stage,
-            head_shards=self._program.head_shards,
-            tied_shards=self._program.tied_shards,
-            data_ranks=config.parallel.data,
+            self._program,
             shape=activation_shape(config),
             dtype=dtypes(config).replica,
             common_step=schedule_facts(config).updates_together,
@@ -284,11 +281,9 @@ class _Part:
             Iterator[None],
             evaluate(
                 built.stages,
+                self._program,
                 connection=built.connection,
                 batches=built.batches,
-                rank_of_stage=self._program.rank_of_stage,
-                head_shards=self._program.head_shards,
-                tied_shards=self._program.tied_shards,
                 version=version,
                 dtype=dtypes(self._config).replica,
                 on_action=lambda: None,

@@ -363,10 +363,7 @@ def record(config: RunConfig, monkeypatch: pytest.MonkeyPatch, *, uses: bool = F
         processes.append(process)
         connection = connect(
             process,
-            rank_of_stage=program.rank_of_stage,
-            head_shards=program.head_shards,
-            tied_shards=program.tied_shards,
-            data_ranks=data_ranks,
+            program,
             shape=activation_shape(config),
             dtype=torch.float32,
             common_step=schedule_facts(config).updates_together,

@@ -26,9 +26,9 @@ def exchange(process: Process, given: tuple[str, int]) -> list[list[float]]:
     program = build(schedule, stages=2, microbatches=2, steps=4)
     links = DistributedLinks(
         process,
+        program,
         name=str(next(process.generations)),
         members=(0, 1),
-        rank_of_stage=(0, 1),
         shape=(1,),
         dtype=torch.float32,
         common_step=True,
@@ -87,11 +87,9 @@ def counted(program: Program, rank: int) -> int:
     process: Any = SimpleNamespace(device=torch.device("cpu"), rank=rank, link=lambda *_: Instant())
     links = DistributedLinks(
         process,
+        program,
         name="test",
         members=range(program.num_ranks),
-        rank_of_stage=program.rank_of_stage,
-        head_shards=program.head_shards,
-        tied_shards=program.tied_shards,
         shape=(WIDTH,),
         dtype=torch.float32,
         common_step=program.updates_together,

@@ -20,6 +20,7 @@ from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
+from schedules import build
 from stages.comm.collectives import Exchange, Group
 from stages.comm.process import Process, connected
 from stages.comm.reduction_rounds import reduction_plan
@@ -72,8 +73,7 @@ def counts_of_rank(results: Pipe, folder: Path, rank: int, ranks: int) -> None:
         process.meetings.gather(None, to=0)
         connection = connect(
             process,
-            rank_of_stage=range(STAGES),
-            data_ranks=ranks // STAGES,
+            build("1f1b", stages=STAGES, microbatches=1, steps=1),
             shape=(NUMBERS,),
             dtype=torch.float32,
             common_step=True,
@@ -186,8 +186,7 @@ def exchange_in_all_groups(process: Process) -> list[list[float]]:
     for _ in range(2):
         connection = connect(
             process,
-            rank_of_stage=range(SIDE),
-            data_ranks=SIDE,
+            build("1f1b", stages=SIDE, microbatches=1, steps=1),
             shape=(1,),
             dtype=torch.float32,
             common_step=True,
