@@ -35,7 +35,7 @@ from stages.config.run_config import (
 from stages.data.batches import Batches
 from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
-from stages.metrics.rows import step_row
+from stages.metrics import step_row
 from stages.model.decoder import Stage, initialise
 from stages.model.head_loss import next_token_loss
 from stages.pipeline.build import build_ranks

@@ -9,16 +9,18 @@ from collections.abc import Mapping
 
 from optimizers.declaration import Method, Rule, Settings, custom_method
 from optimizers.named import is_custom
-from optimizers.options import Option, Value, settled
-from optimizers.shared_options import (
+from optimizers.options import (
     AUXILIARY,
     MOMENTUM,
     ORTHOGONAL,
     REFRESH,
+    Option,
+    Value,
     adam_options,
     decay_rate,
     epsilon,
     orthogonal_flops,
+    settled,
 )
 
 

@@ -27,7 +27,7 @@ from stages.data.shards import DataError, ShardWatch
 from stages.liveness.stop_signal import never
 from stages.liveness.watchdog import ActivityTracker
 from stages.memory.measure import MemoryMeter
-from stages.metrics.rows import RankReport, Recorder, Rows, tensor_digest
+from stages.metrics import RankReport, Recorder, Rows, tensor_digest
 from stages.pipeline.build import Rank, build_ranks, dtypes, representative_programs, segment_lengths
 from stages.pipeline.evaluation import ValidationLoss, evaluate, weights_and_biases
 from stages.pipeline.executor import drive

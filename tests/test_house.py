@@ -38,7 +38,6 @@ TORCH_FREE = (
     "stages/config/run_config.py",
     "stages/config/segments.py",
     "stages/weights/gradient_buffers.py",
-    "stages/schedule_validation.py",
     "stages/validation.py",
     "stages/checkpoint/files.py",
     "stages/checkpoint/initial_weights.py",
@@ -46,7 +45,7 @@ TORCH_FREE = (
     "stages/update/lr_schedule.py",
     "optimizers/__init__.py",
     "optimizers/catalogue.py",
-    "optimizers/shared_options.py",
+    "optimizers/options.py",
 )
 """Files and folders that import no torch when they are imported: the command line starts with them."""
 

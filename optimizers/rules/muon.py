@@ -30,6 +30,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from optimizers.options import RESTARTS, is_halved, is_wide
 from optimizers.rules.base import (
     Group,
     ListOptimizer,
@@ -41,7 +42,6 @@ from optimizers.rules.base import (
     decay,
     ema_momentum,
 )
-from optimizers.shared_options import RESTARTS, is_halved, is_wide
 
 Coefficients = tuple[tuple[float, float, float], ...]
 """One (a, b, c) for each iteration X <- a X + (b A + c A^2) X with A = X X^T."""

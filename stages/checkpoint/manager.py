@@ -32,9 +32,8 @@ from stages.checkpoint.files import (
     Owner,
     StageRecord,
 )
-from stages.checkpoint.reader import CheckpointReader
 from stages.checkpoint.state import Saved, pack
-from stages.checkpoint.writer import HostCopies, write_tensors
+from stages.checkpoint.tensors import CheckpointReader, HostCopies, write_tensors
 from stages.comm.communicator import in_background
 from stages.comm.process import Process
 from stages.comm.rendezvous.authenticated import Json

@@ -14,8 +14,8 @@ from optimizers.corrections.catalogue import correction_named
 from stages.checkpoint import files
 from stages.checkpoint.export_options import Weights
 from stages.checkpoint.files import CheckpointError, FormatError, Owner
-from stages.checkpoint.reader import CheckpointReader, Form
 from stages.checkpoint.state import STATE_ERRORS, Saved, shown
+from stages.checkpoint.tensors import CheckpointReader, Form
 from stages.config.run_config import RunConfig, chosen_correction
 from stages.config.segments import segment_program
 from stages.pipeline.build import dtypes

@@ -27,8 +27,7 @@ from stages.checkpoint.files import (
     StageRecord,
     Value,
 )
-from stages.checkpoint.reader import Form, row_form
-from stages.checkpoint.writer import SAFETENSORS_DTYPES
+from stages.checkpoint.tensors import SAFETENSORS_DTYPES, Form, row_form
 from stages.shape.head import split_name, whole_name
 from stages.update.optimizer_step import StageState, UpdateState
 

@@ -15,7 +15,7 @@ from stages.data.foreign_formats import find_shards, held_out_files, read_shard,
 from stages.data.integrity import check_shards, checksums_of
 from stages.data.prepared import MANIFEST, Prepared, read_prepared
 from stages.data.shards import DataError, Shard, count
-from stages.data.text_cache import prepare_text
+from stages.data.text import prepare_text
 
 BYTE_VALUES = 256
 

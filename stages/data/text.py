@@ -1,22 +1,39 @@
 """Plain text as bytes, one token per byte, split into train and validation.
 
-The split is cached in the user's cache folder (`stages.data.text_cache`).
+The split is cached in the user's cache folder, and checked whenever it is opened:
+
+    bytes-<key>/train.bin, validation.bin   the splits
+    bytes-<key>/manifest.json               their statistics and checksums; carries its own checksum
+    bytes-<key>/checked.json                sizes and times of the files when their checksums were checked
+    bytes-<key>.lock                        held by the process that creates the folder
+
+A folder that does not match its manifest is created again.
 """
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import hashlib
 import itertools
 import os
 import sysconfig
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stages.config.run_config import DataConfig
+from stages.data.integrity import (
+    CHECKSUM_KEY,
+    identifies,
+    read_checksummed,
+    sync_folder,
+    write_checksummed,
+)
 from stages.data.shards import DataError
 
 if TYPE_CHECKING:
@@ -189,3 +206,181 @@ def entropy(counts: np.ndarray) -> float:
 
     share = counts[counts > 0] / max(1, counts.sum())
     return float(-(share * np.log2(share)).sum())
+
+
+FORMAT = 2
+MANIFEST, CHECKED = "manifest.json", "checked.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """Text split for training, and its statistics."""
+
+    folder: Path
+    """Contains a file of bytes for each split."""
+    train_tokens: int
+    validation_tokens: int
+    bytes_per_token: float
+    unigram_bits_per_byte: float
+    sha256: str
+    """Hash of both splits."""
+
+    def file(self, split: str) -> Path:
+        return self.folder / f"{split}.bin"
+
+
+def prepare_text(config: DataConfig, *, cache: Path | None, spare: Path | None = None) -> Text:
+    """The configured text, from the cache or newly split.
+
+    Args:
+        config: path of the text, and share to hold out.
+        cache: the user's cache folder, if there is one.
+        spare: folder to use if the cache cannot be written; None: a temporary one of this process.
+
+    Raises:
+        DataError: there is no text, or no folder to split it into.
+    """
+    root, files = text_files(config)
+    name = f"bytes-{_key(config.validation_share, root, files)}"
+    problem: OSError | None = None
+    for place in (cache, spare):
+        if place is None:
+            continue
+        try:
+            return _open_or_create(place / name, files, share=config.validation_share)
+        except OSError as error:
+            problem = problem or error
+    if spare is None:
+        with suppress(OSError):
+            folder = Path(_folder_of_this_process().name)
+            return _open_or_create(folder / name, files, share=config.validation_share)
+    why = "" if problem is None else f" ({problem.filename or cache}: {problem.strerror})"
+    raise DataError(f"there is no folder to split the text of {root} into{why}; set ASYNCPP_CACHE to one")
+
+
+@functools.cache
+def _folder_of_this_process() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="asyncpp-text-")
+
+
+def _key(share: float, root: Path, files: Sequence[TextFile]) -> str:
+    digest = hashlib.sha256(f"{FORMAT}:{share}:{root.resolve()}".encode(errors="surrogateescape"))
+    for file in files:
+        known = f"{file.name}:{file.size}:{file.modified}"
+        digest.update(known.encode(errors="surrogateescape"))
+    return digest.hexdigest()[:16]
+
+
+def _open_or_create(folder: Path, files: Sequence[TextFile], *, share: float) -> Text:
+    """The text in a folder, which is created if it is missing or damaged.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    if (text := _open_valid(folder)) is not None:
+        return text
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(f"{folder.name}.lock")):
+        # Another rank may have created it meanwhile.
+        if (text := _open_valid(folder)) is None:
+            _create(folder, files, share=share)
+            text = _open_valid(folder)
+    if text is None:
+        raise OSError(None, "what was written there does not read back", str(folder))
+    return text
+
+
+def _open_valid(folder: Path) -> Text | None:
+    """The text in a folder; None if it does not match its manifest."""
+    manifest = read_checksummed(folder / MANIFEST)
+    if manifest is None or manifest.get("format") != FORMAT:
+        return None
+    digests: dict[str, str] = manifest.pop("files")
+    text = Text(
+        folder=folder,
+        **{key: value for key, value in manifest.items() if key not in ("format", CHECKSUM_KEY)},
+    )
+    try:
+        marks = {split: _mark(text.file(split)) for split in SPLITS}
+        if [marks[split][0] for split in SPLITS] != [text.train_tokens, text.validation_tokens]:
+            return None
+        if (checked := read_checksummed(folder / CHECKED)) is not None and checked.get("marks") == marks:
+            return text
+        if any(_sha256(text.file(split)) != digests[split] for split in SPLITS):
+            return None
+    except OSError:
+        return None
+    if all(identifies(modified / 1e9) for _, modified in marks.values()):
+        with suppress(OSError):
+            write_checksummed(folder / CHECKED, {"marks": marks})
+    return text
+
+
+def _mark(file: Path) -> list[int]:
+    stat = file.stat()
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    with file.open("a") as opened:
+        # Without locks (some network filesystems) the last one wins; all of them write the same.
+        with suppress(OSError):
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+
+
+def _create(folder: Path, files: Sequence[TextFile], *, share: float) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as beside:
+        unfinished = Path(beside) / "new"
+        unfinished.mkdir()
+        write_checksummed(unfinished / MANIFEST, _write(unfinished, files, share=share))
+        sync_folder(unfinished)
+        if folder.exists() or folder.is_symlink():
+            folder.rename(Path(beside) / "damaged")
+        try:
+            unfinished.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+        sync_folder(folder.parent)
+
+
+def _write(folder: Path, files: Sequence[TextFile], *, share: float) -> dict[str, Any]:
+    """Write both splits and read them back; returns the manifest."""
+    import numpy as np
+
+    digests = {split: hashlib.sha256() for split in SPLITS}
+    opened = {split: (folder / f"{split}.bin").open("wb") for split in SPLITS}
+    try:
+        for split, block in split_text(files, share=share):
+            opened[split].write(block)
+            digests[split].update(block)
+        for file in opened.values():
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        for file in opened.values():
+            file.close()
+    both = hashlib.sha256()
+    counts = {split: np.zeros(256, dtype=np.int64) for split in SPLITS}
+    for split in SPLITS:
+        with (folder / f"{split}.bin").open("rb") as written:
+            while block := written.read(BLOCK):
+                both.update(block)
+                counts[split] += byte_counts(block)
+    text = Text(
+        folder=folder,
+        train_tokens=int(counts["train"].sum()),
+        validation_tokens=int(counts["validation"].sum()),
+        bytes_per_token=1.0,
+        unigram_bits_per_byte=entropy(counts["validation"]),
+        sha256=both.hexdigest(),
+    )
+    known = {name: value for name, value in asdict(text).items() if name != "folder"}
+    return {"format": FORMAT, **known, "files": {split: digests[split].hexdigest() for split in SPLITS}}

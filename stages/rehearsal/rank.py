@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
 from schedules import Program
 from schedules.actions import Action
 from stages.checkpoint.state import pack
-from stages.checkpoint.writer import HostCopies
+from stages.checkpoint.tensors import HostCopies
 from stages.comm.communicator import Communicator
 from stages.comm.process import Process
 from stages.comm.topology import Connection, connect

@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from optimizers import declaration
 from optimizers.build import build_optimizer
 from optimizers.grouping import Role
+from optimizers.options import RESTARTS, orthogonal_flops
 from optimizers.rules import base, muon
 from optimizers.rules.muon import LOWEST, MINIMAX, orthogonalize
-from optimizers.shared_options import RESTARTS, orthogonal_flops
 from stages.config.run_config import ModelConfig
 from stages.shape.families import describe
 from stages.shape.spec import member_count, member_shape

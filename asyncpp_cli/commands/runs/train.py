@@ -98,8 +98,8 @@ def _train(
     from asyncpp_cli.runs.attempts.claims import record_processes
     from asyncpp_cli.runs.attempts.recorder import RunRecorder, StepLines
     from asyncpp_cli.runs.attempts.settle import end_rank
-    from stages.comm.flight_recorder import set_flight_recorder, write_operations
     from stages.liveness.stop_signal import RESUMABLE, listening
+    from stages.liveness.watchdog import set_flight_recorder, write_operations
 
     config.site = attempt.site()
 

@@ -30,9 +30,8 @@ from asyncpp_cli.runs.processes import is_gone, process_id, send_signal, this_pr
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
 from asyncpp_cli.sites.resources import Machine, Resources
-from stages.comm.flight_recorder import set_flight_recorder
 from stages.config.run_config import RunConfig, SiteConfig, TrainConfig
-from stages.liveness.watchdog import awaited_rank
+from stages.liveness.watchdog import awaited_rank, set_flight_recorder
 
 WAITS = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_DFL); print(flush=True); input()"
 

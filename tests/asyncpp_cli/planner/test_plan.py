@@ -37,11 +37,10 @@ from schedules.messages import Kind
 from stages.config.run_config import RunConfig, tokens_per_step
 from stages.config.segments import segment_program
 from stages.memory.estimate import course_of, sizes, stage_memory
-from stages.schedule_validation import check_schedule
 from stages.shape.families import describe
 from stages.shape.partition import stage_cuts
 from stages.shape.spec import PartSpec
-from stages.validation import check
+from stages.validation import check, check_schedule
 
 FIELDS = [
     *("schedule", "stages", "data_parallel", "microbatches", "microbatch_size", "recompute", "fits"),

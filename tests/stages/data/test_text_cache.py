@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from stages.config.run_config import DataConfig
 from stages.data.dataset import Corpus, DataError, prepare
 from stages.data.integrity import checksum_of, read_checksummed
-from stages.data.text import text_files
-from stages.data.text_cache import CHECKED, MANIFEST
+from stages.data.text import CHECKED, MANIFEST, text_files
 
 WORDS = "a pipeline of stages that never waits takes steps with old gradients .\n" * 40
 
@@ -129,15 +128,15 @@ def test_a_cache_that_cannot_be_written_is_done_without(config: DataConfig, tmp_
 def test_text_that_changes_while_it_is_read_is_refused(
     config: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stages.data import text_cache
+    from stages.data import text
 
     def late(config: DataConfig) -> object:
         described = text_files(config)
         (tmp_path / "a.txt").write_text(WORDS * 2)
         return described
 
-    text_files = text_cache.text_files
-    monkeypatch.setattr(text_cache, "text_files", late)
+    text_files = text.text_files
+    monkeypatch.setattr(text, "text_files", late)
     with pytest.raises(DataError, match="changes while it is read"):
         prepare(config, cache=tmp_path / "cache")
 

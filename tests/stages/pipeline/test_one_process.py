@@ -20,8 +20,8 @@ from torch import Tensor
 
 from schedules import FAMILY
 from stages.pipeline.build import segment_lengths
-from stages.schedule_validation import can_tie
 from stages.shape.partition import cut_model
+from stages.validation import can_tie
 
 SYNCHRONOUS = tuple(name for name, schedule in FAMILY.items() if schedule.synchronous)
 SHARDS = {"shard_head": True, "vocab_size": 259}

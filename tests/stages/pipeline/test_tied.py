@@ -11,8 +11,8 @@ from support.small_runs import small_config
 from optimizers.grouping import Role
 from schedules import NAMES, Op, build
 from stages.config.run_config import RunConfig
-from stages.schedule_validation import can_tie, tied_problem
 from stages.shape.families import describe
+from stages.validation import can_tie, tied_problem
 
 
 def tied_config(schedule: str, **changed: Any) -> RunConfig:

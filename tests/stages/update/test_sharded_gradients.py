@@ -14,9 +14,9 @@ from support.training_cases import measured
 from stages.comm.process import Process
 from stages.config.limits import ConfigError
 from stages.config.run_config import RunConfig
-from stages.schedule_validation import check_schedule
 from stages.trainer import train
 from stages.update.async_update import RankUpdates
+from stages.validation import check_schedule
 
 CASES: list[dict[str, Any]] = [
     {"schedule": "2bw", "optimizer": "muon"},

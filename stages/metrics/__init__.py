@@ -1,1 +1,0 @@
-"""Metrics rows of a run."""
