@@ -9,10 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asyncpp_cli.base.errors import INTERRUPTED
 from asyncpp_cli.launch.common.options import LaunchOptions
-from asyncpp_cli.launch.start import INTERRUPTED_CODE, launch_experiment
 from asyncpp_cli.planner.sweeping import sweep_template
-from asyncpp_cli.slurm.run_status import status_records
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -117,8 +116,10 @@ class Experiment:
             UserError: a run, the site or an option is not accepted; nothing was started.
             KeyboardInterrupt: after Ctrl-C; the runs started here have saved.
         """
+        from asyncpp_cli.launch.start import launch_experiment
+
         code = launch_experiment(self._read(), LaunchOptions(**options))
-        if code == INTERRUPTED_CODE:
+        if code == INTERRUPTED:
             raise KeyboardInterrupt
         return code == 0
 
@@ -245,7 +246,7 @@ class Experiment:
         return open_experiment(self.folder)
 
     def _status_records(self) -> list[dict[str, Any]]:
-        from asyncpp_cli.slurm.run_status import SlurmQueue
+        from asyncpp_cli.slurm.run_status import SlurmQueue, status_records
 
         experiment = self._read()
         return status_records(experiment, SlurmQueue(experiment).run_statuses(with_accounting=True))

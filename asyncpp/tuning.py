@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asyncpp_cli.base.errors import INTERRUPTED
 from asyncpp_cli.launch.common.options import LaunchOptions
-from asyncpp_cli.launch.start import INTERRUPTED_CODE
 
 if TYPE_CHECKING:
     from asyncpp.experiment import Experiment
@@ -62,6 +62,6 @@ def tune(
         rungs=tuple(rungs),
     )
     write_tuning(question, out=Path(out), allow_code=allow_code)
-    if go_on(Path(out), LaunchOptions(**launching)) == INTERRUPTED_CODE:
+    if go_on(Path(out), LaunchOptions(**launching)) == INTERRUPTED:
         raise KeyboardInterrupt
     return Experiment(out)

@@ -30,6 +30,9 @@ WRONG = 2
 FAILED = 1
 """Exit code if the same command may succeed later, and if runs have failed."""
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 
 class UserError(Exception):
     """A mistake of the user: one line on standard error, exit code 2."""

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch.common.arrays import JobShape, config_at, shape_of
+from asyncpp_cli.launch.common.supervisor import train_words
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import State
@@ -68,7 +69,7 @@ def described_runs(
 def _described(run_id: str, folder: str, config: RunConfig, site: Site, *, replay: bool) -> DescribedRun:
     shape = shape_of(config, site, replay=replay)
     python = sys.executable if site.container is None else site.container.python
-    train = ("-m", "asyncpp_cli", "train", folder, *(["--replay"] if replay else []))
+    train = train_words(folder, replay=replay)
     return DescribedRun(
         id=run_id,
         folder=folder,

@@ -18,6 +18,7 @@ from typing import Any
 from asyncpp_cli.base.console import say, show_table
 from asyncpp_cli.base.tables import Fit
 from asyncpp_cli.experiment.run_data import config_to_train, naming_config
+from asyncpp_cli.launch.common.supervisor import train_words
 from asyncpp_cli.launch.local_machine import Launcher, Task
 from asyncpp_cli.launch.progress import shown_progress
 from asyncpp_cli.runs.config_file import config_text
@@ -178,5 +179,4 @@ def _train(cells: list[_DryRunCell], folder: Path, *, replay: bool, quiet: bool)
 
 def command_of(run_folder: Path, *, replay: bool) -> str:
     """The command that each process of a run executes, quoted for a shell."""
-    words = [sys.executable, "-m", "asyncpp_cli", "train", str(run_folder), *(["--replay"] if replay else [])]
-    return shlex.join(words)
+    return shlex.join([sys.executable, *train_words(run_folder, replay=replay)])

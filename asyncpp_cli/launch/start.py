@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from asyncpp_cli.base.console import agreed, command, say
-from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.errors import INTERRUPTED, UserError
 from asyncpp_cli.launch.cancel import Cancellations
 from asyncpp_cli.launch.cluster import follow, show_scripts, submit_missing
 from asyncpp_cli.launch.common.options import LaunchOptions, Pauses, flags
@@ -24,8 +24,6 @@ from asyncpp_cli.runs.status import Cause, State, is_done
 from asyncpp_cli.sites.profile import LOCAL, Site, find_site
 from asyncpp_cli.sites.resources import this_machine
 from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
-
-INTERRUPTED_CODE = 130
 
 
 def launch_experiment(experiment: Experiment, options: LaunchOptions) -> int:
@@ -53,7 +51,7 @@ def launch_experiment(experiment: Experiment, options: LaunchOptions) -> int:
     else:
         options = replace(options, tell_end=not (options.wait or options.pauses))
         code = launch_on_cluster(experiment, profile, options)
-    if (local or options.wait) and code != INTERRUPTED_CODE:
+    if (local or options.wait) and code != INTERRUPTED:
         say(_next(experiment, options, complete=code == 0 and not options.pauses))
         if local or (profile.on_end and claim_end(experiment)):
             tell_end(experiment, profile.on_end, source=profile.file)
@@ -117,7 +115,7 @@ def _rehearse(experiment: Experiment, options: LaunchOptions) -> int:
         return 0
     except Interrupted as interrupted:
         say(f"{interrupted}: the dry run is ended, and what it wrote is removed.")
-        return INTERRUPTED_CODE
+        return INTERRUPTED
 
 
 def launch_on_cluster(experiment: Experiment, site: Site, options: LaunchOptions) -> int:
@@ -136,7 +134,7 @@ def launch_on_cluster(experiment: Experiment, site: Site, options: LaunchOptions
     except KeyboardInterrupt:
         status, cancel = command("status", experiment.folder), command("cancel", experiment.folder)
         say(f"The jobs are not affected: {status}; to cancel them: {cancel}")
-        return INTERRUPTED_CODE
+        return INTERRUPTED
 
 
 def launch_locally(experiment: Experiment, options: LaunchOptions, *, told: bool = False) -> int:
@@ -196,7 +194,7 @@ def launch_locally(experiment: Experiment, options: LaunchOptions, *, told: bool
             cancel = command("cancel", experiment.folder)
             say(f"Runs of other launches go on ({interrupted.others}); to end them: {cancel}")
         say(f"To resume: {resume_command(runs, experiment.folder, options)}")
-        return INTERRUPTED_CODE
+        return INTERRUPTED
     done = [is_done(status, until=task.until) for task, status in zip(tasks, ended, strict=True)]
     completed = len(runs) - len(missing) + sum(done)
     left_alone = (State.COMPLETED, State.PAUSED, State.RUNNING)

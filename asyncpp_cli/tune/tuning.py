@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from asyncpp_cli.base.console import command, say
-from asyncpp_cli.base.errors import DamagedError, UserError
+from asyncpp_cli.base.errors import INTERRUPTED, DamagedError, UserError
 from asyncpp_cli.experiment.matrix import ResolvedCell, check_cells, expand
 from asyncpp_cli.experiment.own_code import confirmed as confirmed_code
 from asyncpp_cli.experiment.render import render
 from asyncpp_cli.experiment.template import Template, load
 from asyncpp_cli.launch.common.arrays import ArrayManifest, plan_arrays
 from asyncpp_cli.launch.common.options import LaunchOptions, flags
-from asyncpp_cli.launch.start import INTERRUPTED_CODE, confirmed, launch_locally
+from asyncpp_cli.launch.start import confirmed, launch_locally
 from asyncpp_cli.launch.submission.sbatch import check_folder_name
 from asyncpp_cli.launch.submission.submit import submit
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
@@ -152,7 +152,7 @@ def _locally(experiment: Experiment, plan: Plan, options: LaunchOptions) -> int:
         counts = sorted(Counter(left.values()).items())
         say(f"Training {', '.join(f'{count} to step {step}' for step, count in counts)}")
         code = launch_locally(experiment, replace(options, only=left, pauses=left))
-        if code == INTERRUPTED_CODE:
+        if code == INTERRUPTED:
             return code
         tried |= left.items()
 

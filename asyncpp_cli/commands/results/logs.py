@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from asyncpp_cli.base.console import printable_lines
-from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.errors import INTERRUPTED, UserError
 from asyncpp_cli.commands.arguments import run_words
 
 if TYPE_CHECKING:
     from asyncpp_cli.launch.logs import RankLog
     from asyncpp_cli.runs.experiment_folder import Experiment
     from asyncpp_cli.runs.run_folder import Run
-
-_INTERRUPTED_CODE = 130
 
 
 def logs(
@@ -67,7 +65,7 @@ def logs(
         else:
             _show(experiment, selected, attempt=attempt, rank=rank)
     except KeyboardInterrupt:
-        raise typer.Exit(_INTERRUPTED_CODE) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _show(experiment: Experiment, run: Run, *, attempt: int | None, rank: int | None) -> None:

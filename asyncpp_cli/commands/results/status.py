@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.errors import INTERRUPTED, UserError
 from asyncpp_cli.base.tables import Fit, printed
 from asyncpp_cli.runs.status import CLOCK_MARGIN, State, Status
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
 
 _POLL_SECONDS = 2.0
-_INTERRUPTED_CODE = 130
 _FIT = Fit(
     hide=["cost", "nodes", "saved", "attempt", "tokens/s", "last sign", "train loss", "job"],
     fold=["reason"],
@@ -96,7 +95,7 @@ def _watch(experiment: Experiment, *, cells: bool, failed: bool) -> None:
                     show_table(columns, rows, title=title)
                 time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
-        raise typer.Exit(_INTERRUPTED_CODE) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _current_table(

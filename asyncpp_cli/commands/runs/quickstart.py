@@ -27,10 +27,11 @@ def quickstart(
     Same as `sweep`, `launch` and `report` with the template `quickstart`. Nothing is downloaded.
     """
     from asyncpp_cli.base.console import command, say
+    from asyncpp_cli.base.errors import INTERRUPTED
     from asyncpp_cli.commands.results.report import report
     from asyncpp_cli.launch.common.options import LaunchOptions
     from asyncpp_cli.launch.expected import expected_line
-    from asyncpp_cli.launch.start import INTERRUPTED_CODE, launch_locally
+    from asyncpp_cli.launch.start import launch_locally
     from asyncpp_cli.planner.sweeping import sweep_template
 
     folder = out if out is not None else _new_folder()
@@ -50,10 +51,10 @@ def quickstart(
     runs = {run.id: run for run in rendered.experiment.runs}
     first = [runs[resolved.cell.id] for resolved in cells[:2]]
     code = launch_locally(rendered.experiment, LaunchOptions(only=[run.id for run in first]), told=True)
-    if code != INTERRUPTED_CODE:
+    if code != INTERRUPTED:
         _say_what_the_first_showed(first)
         code = launch_locally(rendered.experiment, LaunchOptions(), told=True)
-    if code == INTERRUPTED_CODE:
+    if code == INTERRUPTED:
         raise typer.Exit(code)
     report(experiments=[folder])
     say(

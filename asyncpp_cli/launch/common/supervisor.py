@@ -240,6 +240,11 @@ class Supervisor:
         )
 
 
+def train_words(run_folder: str | Path, *, replay: bool) -> list[str]:
+    """What Python is given to train as one process of a run."""
+    return ["-m", "asyncpp_cli", "train", str(run_folder), *(["--replay"] if replay else [])]
+
+
 def supervise(
     attempt: Attempt,
     ranks: range,
@@ -274,9 +279,8 @@ def supervise(
     if status.state != State.RUNNING or status.attempt != attempt.number:
         return False  # the attempt was given up meanwhile
     site = attempt.site()
-    command = [sys.executable, "-m", "asyncpp_cli", "train", str(attempt.run.folder)]
-    if (claimed := attempt.claimed) is not None and claimed.replay:
-        command.append("--replay")
+    replay = (claimed := attempt.claimed) is not None and claimed.replay
+    command = [sys.executable, *train_words(attempt.run.folder, replay=replay)]
     environment = dict(os.environ) | {
         ATTEMPT_VARIABLE: str(attempt.number),
         "WORLD_SIZE": str(size),

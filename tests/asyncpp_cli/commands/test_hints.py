@@ -22,7 +22,7 @@ from support.launches import ONE, TINY
 
 import asyncpp_cli
 from asyncpp_cli.base.console import command
-from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.errors import INTERRUPTED, UserError
 from asyncpp_cli.launch import start
 from asyncpp_cli.launch.common.options import LaunchOptions
 from asyncpp_cli.launch.start import resume_command
@@ -174,7 +174,7 @@ def a_tuning_goes_on(tmp_path: Path) -> tuple[list[Ended], Check]:
     question = ["tune", "quickstart", *TINY, *SHORT, "train.steps=4", "--over", "optimizer.lr=[1e-3,2e-3]"]
     question += ["--rungs", "0.5", "--replay", "--yes", "--out", folder]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "launch_locally", lambda *_: start.INTERRUPTED_CODE)
+        patch.setattr(tuning, "launch_locally", lambda *_: INTERRUPTED)
         asyncpp(*question)
     other = asyncpp(*question[:-1], folder, "--rungs", "0.25")
     early = asyncpp("extend", folder, "--best", "--steps", "8", "--out", tmp_path / "new")
