@@ -129,9 +129,9 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str
     widths = [[60, WIDE] if command[0] in slow else [*WIDTHS, WIDE] for command in commands]
     widths[-1] = [60]
     asked, results = list(zip(commands, widths, strict=True)), folder / "results.json"
-    script = ROOT / "tests" / "support" / "at_widths.py"
-    words = [sys.executable, "-P", script, json.dumps(asked), results]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    script = ROOT / "tests" / "support" / "every_command.py"
+    words = [sys.executable, "-P", script, "--widths", json.dumps(asked), results]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, check=True)
     by_width = json.loads(results.read_text())
     return {

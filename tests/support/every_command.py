@@ -1,9 +1,11 @@
 """Runs every command of the command line in this process, and records how each ended.
 
 python every_command.py (EXPERIMENT RESULTS KIND)...
+python every_command.py --widths COMMANDS RESULTS
 
 KIND is plain, terminal, closed, few, full or read-only. Several kinds share one process and what it imports;
-after `closed` there is no standard output any more.
+after `closed` there is no standard output any more. With --widths the given commands run, each on terminals
+of several widths.
 """
 
 from __future__ import annotations
@@ -151,8 +153,32 @@ def main(folder: Path, results: Path, kind: str) -> None:
         (results / "ends.json").write_text(json.dumps(ends))
 
 
+def at_widths(commands: list[tuple[list[str], list[int]]], results: Path) -> None:
+    """Write a list of what each command printed at each of its widths, as JSON."""
+    import asyncpp_cli.main as command_line
+
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
+    os.environ |= {"TERM": "xterm", "NO_COLOR": "1"}
+    printed: list[dict[int, str]] = []
+    text = results.with_suffix(".txt")
+    for command, widths in commands:
+        printed.append({})
+        for width in widths:
+            sys.argv = ["asyncpp", *command]
+            with on_terminal(1, text, columns=width):
+                with contextlib.suppress(SystemExit):
+                    command_line.main()
+                sys.stdout.flush()
+            printed[-1][width] = text.read_text()
+    results.write_text(json.dumps(printed))
+
+
 if __name__ == "__main__":
     words = sys.argv[1:]
+    if words[0] == "--widths":
+        at_widths(json.loads(words[1]), Path(words[2]))
+        leave(0)
     for experiment, outcome, environment in zip(words[::3], words[1::3], words[2::3], strict=True):
         main(Path(experiment), Path(outcome), environment)
     leave(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.exported_runs import run_of
+from support.templates import run_of
 
 from asyncpp_cli.runs.run_folder import Run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
-from support.exported_runs import SHARED, TINY, run_of, train
+from support.templates import SHARED, TINY, run_of, train
 from support.texts import some_documents, write_lines, write_tokenizer, written_tokens
 from tokenizers import pre_tokenizers, processors
 

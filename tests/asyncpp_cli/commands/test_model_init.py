@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.command_line import asyncpp, succeeded
-from support.exported_runs import SHARED, TINY, run_of, train
 from support.small_runs import small_config
+from support.templates import SHARED, TINY, run_of, train
 
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.template import load

@@ -138,54 +138,52 @@ def committed(folder: Path) -> None:
         subprocess.run([*git, *words], check=True)
 
 
+PROGRAMS = [
+    *(f"filter.mine.{name}" for name in ("clean", "smudge", "process")),
+    *(f"diff.mine.{name}" for name in ("textconv", "command")),
+    *(f"core.{name}" for name in ("fsmonitor", "pager", "editor", "sshCommand", "askPass")),
+    *("diff.external", "gpg.program", "pager.diff", "pager.tag", "interactive.diffFilter"),
+]
+"""Settings of git that name a program."""
+OTHER_SETTINGS = {
+    "alias.diff": "!{programs}/alias",
+    "remote.origin.url": "ext::{programs}/remote",
+    "remote.origin.promisor": "true",
+    "remote.origin.partialCloneFilter": "blob:none",
+    "extensions.partialClone": "origin",
+}
+
+
 @pytest.mark.parametrize("owner", ["me", "another"])
 def test_no_program_that_a_repository_names_is_run(
     rules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: str
 ) -> None:
-    part = rules / "part"
+    part, ran = rules / "part", tmp_path / "ran"
     part.mkdir()
-    for each in (part, rules):
-        (each / "data.txt").write_text("first\n")
-        (each / ".gitattributes").write_text("* filter=mine diff=mine\n")
-        committed(each)
-    ran = tmp_path / "ran"
     ran.mkdir()
-    settings = {
-        **{f"{key}.{name}": name for key in ("filter.mine",) for name in ("clean", "smudge", "process")},
-        **{f"diff.mine.{name}": name for name in ("textconv", "command")},
-        **{f"core.{name}": name for name in ("fsmonitor", "pager", "editor", "sshCommand", "askPass")},
-        "diff.external": "external",
-        "gpg.program": "gpg",
-        "alias.diff": "!alias",
-        "pager.diff": "pager",
-        "pager.tag": "pager",
-        "interactive.diffFilter": "interactive",
-        "remote.origin.url": "ext::remote",
-        "remote.origin.promisor": "true",
-        "remote.origin.partialCloneFilter": "blob:none",
-        "extensions.partialClone": "origin",
-    }
-    for each in (part, rules):
-        hooks = each / ".git" / "hooks"
-        names = {*settings.values(), *(file.name.removesuffix(".sample") for file in hooks.iterdir())}
-        for name in names:
-            program = hooks / name
-            program.write_text(f"#!/bin/sh\ntouch {ran}/{name}\nexit 1\n")
-            program.chmod(0o755)
-        programs = {*settings.values()} - {"true", "blob:none", "origin", "ext::remote", "!alias"}
-        included = each / ".git" / "included"
-        for key, name in settings.items():
-            value = f"{hooks}/{name}" if name in programs else name.replace("remote", f"{hooks}/pager")
+    for repository in (part, rules):
+        (repository / "data.txt").write_text("first\n")
+        (repository / ".gitattributes").write_text("* filter=mine diff=mine\n")
+        committed(repository)
+    for repository in (part, rules):
+        programs = repository / ".git" / "hooks"
+        hooks = [file.name.removesuffix(".sample") for file in programs.iterdir()]
+        for name in (*PROGRAMS, *hooks, "alias", "remote"):
+            (programs / name).write_text(f"#!/bin/sh\ntouch {ran}/{name}\nexit 1\n")
+            (programs / name).chmod(0o755)
+        settings = {name: f"{programs}/{name}" for name in PROGRAMS}
+        settings |= {name: value.format(programs=programs) for name, value in OTHER_SETTINGS.items()}
+        included = repository / ".git" / "included"
+        for key, value in settings.items():
             subprocess.run(["git", "config", "--file", included, key, value], check=True)
-        subprocess.run(["git", "-C", each, "config", "include.path", "included"], check=True)
-        (each / "data.txt").write_text("other\n")
-        (each / "rules").mkdir(exist_ok=True)
+        subprocess.run(["git", "-C", repository, "config", "include.path", "included"], check=True)
+        (repository / "data.txt").write_text("other\n")
     write_rules(rules, factor=3)
-    monkeypatch.setenv("GIT_EXTERNAL_DIFF", f"{rules}/.git/hooks/external")
+    monkeypatch.setenv("GIT_EXTERNAL_DIFF", f"{rules}/.git/hooks/diff.external")
     monkeypatch.setenv("GIT_DIR", f"{part}/.git")  # as in a hook of another repository
     environment = {name: value for name, value in os.environ.items() if name != "GIT_DIR"}
     subprocess.run(["git", "-C", rules, "diff"], capture_output=True, check=False, env=environment)
-    assert {"fsmonitor", "clean", "process"} & {file.name for file in ran.iterdir()}, "nothing to see"
+    assert {"core.fsmonitor", *PROGRAMS[:3]} & {file.name for file in ran.iterdir()}, "nothing to see"
     for file in ran.iterdir():
         file.unlink()
     if owner == "another":
