@@ -215,7 +215,7 @@ ELSEWHERE = {
     "launch/start.py:launch_on_cluster: status": "cluster/test_cluster_words.py",
     "launch/start.py:launch_on_cluster: cancel": "cluster/test_cluster_failures.py",
     "tune/tuning.py:_on_cluster: status": "cluster/test_cluster_tune.py",
-    "launch/start.py:launch_locally: cancel": "asyncpp_cli/launch/test_cancel_elsewhere.py",
+    "launch/start.py:launch_locally: cancel": "asyncpp_cli/launch/test_cancel_and_retry.py",
     "launch/start.py:resume_command: launch": "asyncpp_cli/commands/test_hints.py",
     "launch/start.py:resume_command: tune": "asyncpp_cli/commands/test_hints.py",
     "report/analysis/verdict.py:_with: sweep --out": "asyncpp_cli/report/test_verdict.py",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container
 from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
-from support.launches import HOURS, ONE, StartLaunch, Unseen, is_training, sweep, wait_for
+from support.launches import HOURS, ONE, StartLaunch, Unseen, is_training, started_process, sweep, wait_for
 
 from asyncpp_cli.launch.cancel import Cancellations, record_cancellation
 from asyncpp_cli.launch.local_machine import Launcher, tasks_of
@@ -124,3 +125,23 @@ def test_runs_to_retry_are_chosen_by_what_ended_them(tmp_path: Path) -> None:
         **dict.fromkeys((killed, limit, cancelled, completed), 1),
         fresh: 0,
     }
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+def test_ranks_of_torchrun_save_when_their_run_is_cancelled_and_are_not_started_again(tmp_path: Path) -> None:
+    steps = [f"train.steps={HOURS}", "train.checkpoint_interval=0"]
+    experiment = sweep(tmp_path / "e", *ONE, *steps)
+    [run] = experiment.runs
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "3"]
+    command = [sys.executable, *torchrun, "-m", "asyncpp_cli", "train", str(run.folder)]
+    with (tmp_path / "errors").open("wb") as errors, started_process(command, stderr=errors) as started:
+        try:
+            wait_for(lambda: is_training(run), seconds=200)
+            assert asyncpp("cancel", experiment.folder).code == 0
+            assert started.wait(100) == 0, (tmp_path / "errors").read_text()
+        finally:
+            started.terminate()
+    status = run.status()
+    assert (status.state, status.cause, status.attempt) == (State.INTERRUPTED, Cause.CANCELLED, 1)
+    assert run.saved_step == status.step > 0

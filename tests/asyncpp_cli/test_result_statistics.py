@@ -1,20 +1,24 @@
-"""The map of the gap: the paired gap, and the law."""
+"""Statistics of the result pages: laws, and intervals that hold the evaluation's error.
+
+Most of what they give is checked in test_recomputed_results, against the pages.
+"""
 
 from __future__ import annotations
 
 import math
+from statistics import stdev
 
 import numpy as np
 import pytest
 
+from asyncpp_cli.report.analysis.statistics import paired
+from benchmarks.results.best_rates import best
+from benchmarks.results.blocks import difference
 from benchmarks.results.gap_map import (
     SYNCHRONOUS,
     Length,
     fit,
-    gaps_at_best,
     gaps_at_equal,
-    reach,
-    steps_for,
 )
 
 STEPS = [300, 1200, 4800, 300, 1200, 4800]
@@ -59,26 +63,6 @@ def test_the_law_has_the_least_squares_and_the_intervals_of_a_regression_there()
     assert (math.log(middle / low), math.log(high / middle)) == pytest.approx((reach, reach), rel=1e-3)
 
 
-def test_what_does_not_vary_is_not_in_the_law_and_too_few_gaps_are_no_law() -> None:
-    law = fit([0.4, 0.2, 0.1], {"steps": [300, 1200, 4800], "parameters": [50_000] * 3})
-    assert law is not None
-    assert law.names == ["steps"]
-    assert fit([0.4, 0.2], {"steps": [300, 1200], "parameters": [50_000] * 2}) is None
-
-
-def test_a_gap_is_paired_over_the_common_seeds_each_arm_at_its_best_rate() -> None:
-    length = Length(optimizer="adamw", parameters=50_000, tokens_per_step=1024, steps=300)
-    arms = {
-        SYNCHRONOUS: {1e-3: {0: 2.0, 1: 2.1}, 2e-3: {0: 1.9, 1: 2.0}},
-        "2bw": {1e-3: {0: 2.1, 1: 2.2, 2: 9.0}},
-    }
-    [gap] = gaps_at_best({length: arms})
-    assert gap.differences == pytest.approx([0.2, 0.2])
-    assert gap.lr == 1e-3
-    assert gap.interval is not None
-    assert gap.interval.half_width == pytest.approx(0, abs=1e-12)
-
-
 def test_at_equal_rates_a_gap_is_up_to_the_best_synchronous_rate_and_diverged_runs_have_none() -> None:
     length = Length(optimizer="adamw", parameters=50_000, tokens_per_step=1024, steps=300)
     arms = {
@@ -89,11 +73,35 @@ def test_at_equal_rates_a_gap_is_up_to_the_best_synchronous_rate_and_diverged_ru
     assert (gap.lr, gap.differences) == (1e-3, [pytest.approx(0.1)])
 
 
-def test_a_gap_in_steps_is_how_many_times_more_than_a_synchronous_run_needs() -> None:
-    # The loss falls by 0.1 with each doubling.
-    curve = [(100, 2.2), (200, 2.1), (400, 2.0)]
-    assert steps_for(2.15, curve) == pytest.approx(100 * math.sqrt(2))
-    assert str(reach(curve, steps=400, gap=0.1, half_width=0.05)) == "2.00 (1.41 to 2.83)"
-    assert str(reach(curve, steps=400, gap=0.0, half_width=0.05)) == "1.00 (? to 1.41)"
-    assert str(reach(curve, steps=400, gap=0.1, half_width=math.nan)) == "2.00 (? to ?)"
-    assert str(reach(curve, steps=100, gap=0.1, half_width=0.05)) == "-"
+def test_blocks_that_differ_widen_the_interval() -> None:
+    blocks = [0.01, 0.03, -0.02, 0.04]
+    first = dict.fromkeys(range(3), blocks)
+    second = {seed: [0.0] * 4 for seed in range(3)}
+    found = difference(first, second, comparisons=1)
+    assert (found.of_seeds, found.of_evaluation) == pytest.approx((0, stdev(blocks) / 2))
+    expected = paired(blocks)
+    assert expected is not None
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert difference(first, second, comparisons=8).high > found.high
+
+
+@pytest.mark.parametrize("shift", [-0.02, 0.0, 0.02])
+def test_together_the_intervals_hold_the_truth_in_95_percent(shift: float) -> None:
+    random = np.random.default_rng(1)
+    held = 0
+    for _ in range(400):
+        hold = True
+        for _ in range(4):
+            seeds, blocks = random.normal(0, 0.01, 6), random.normal(0, 0.004, 16)
+            table = shift + seeds[:, None] + blocks[None, :]
+            first = {seed: row.tolist() for seed, row in enumerate(table)}
+            found = difference(first, {seed: [0.0] * 16 for seed in range(6)}, comparisons=4)
+            hold &= found.low < shift < found.high
+        held += hold
+    # Bonferroni's intervals hold together in at least 95 % of samples: 400 of them, four standard errors.
+    assert held >= 400 * 0.95 - 4 * (400 * 0.95 * 0.05) ** 0.5
+
+
+def test_rates_without_a_common_seed_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no seed was run at all of the rates 0\.004, 0\.008"):
+        best({4e-3: {0: 2.0}, 8e-3: {1: 1.0}})
