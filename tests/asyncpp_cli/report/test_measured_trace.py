@@ -24,14 +24,8 @@ def trace_of(run: Run) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_a_run_is_a_trace_of_its_last_steps_and_of_its_memory(tmp_path: Path) -> None:
     # Two segments: the first ends with the evaluation after step 4.
-    experiment = sweep(
-        tmp_path / "x",
-        "matrix.schedule=2bw",
-        "matrix.optimizer=adamw",
-        "matrix.error_feedback=false",
-        "train.steps=7",
-        "train.eval_interval=4",
-    )
+    matrix = "matrix={schedule: 2bw, optimizer: adamw}"
+    experiment = sweep(tmp_path / "x", matrix, "exclude=[]", "train.steps=7", "train.eval_interval=4")
     run = Run(next((experiment.folder / "runs").iterdir()))
     assert "no timeline was measured yet" in refusal("schedule", "export", run.folder, "--format", "trace")
     succeeded("launch", experiment.folder)

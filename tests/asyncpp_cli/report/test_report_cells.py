@@ -352,18 +352,12 @@ def test_the_load_of_experts_is_that_of_the_last_segment() -> None:
 
 def tried(schedule: str, losses: dict[float, float | None], *, seed: int = 0) -> list[RunResult]:
     """A run for each learning rate; one without a loss has not completed."""
-    return [
-        run(
-            schedule,
-            loss,
-            seed=seed,
-            state="failed" if loss is None else "completed",
-            axes={LR: rate},
-            id=f"{schedule}-{rate}-{seed}",
-            **{LR: rate},
-        )
-        for rate, loss in losses.items()
-    ]
+    runs = []
+    for rate, loss in losses.items():
+        named = {"id": f"{schedule}-{rate}-{seed}", "axes": {LR: rate}, LR: rate}
+        state = "failed" if loss is None else "completed"
+        runs.append(run(schedule, loss, seed=seed, state=state, **named))
+    return runs
 
 
 @pytest.mark.parametrize(

@@ -248,13 +248,7 @@ def test_a_diverged_run_is_null_in_json_and_named_in_the_table(tmp_path: Path) -
 
 
 @settings_of_hypothesis(max_examples=100, deadline=None)
-@given(
-    schedules=st.permutations(["1f1b", "2bw"]),
-    place=st.integers(0, 10),
-    field=st.integers(0, 100),
-    value=JSON,
-    remove=st.booleans(),
-)
+@given(st.permutations(["1f1b", "2bw"]), st.integers(0, 10), st.integers(0, 100), JSON, st.booleans())
 @pytest.mark.slow
 def test_no_row_whatever_it_holds_stops_the_report(
     schedules: list[str], place: int, field: int, value: Any, remove: bool

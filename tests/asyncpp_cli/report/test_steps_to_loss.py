@@ -83,11 +83,8 @@ def simulated(
         for length, each in zip(lengths, spreads, strict=True)
     }
     try:
-        found = steps_ratio(
-            steps=_STEPS,
-            loss=dict(enumerate(curve(1) + of_seeds + draw.normal(0, spread, seeds))),
-            delayed=delayed,
-        )
+        loss = dict(enumerate(curve(1) + of_seeds + draw.normal(0, spread, seeds)))
+        found = steps_ratio(steps=_STEPS, loss=loss, delayed=delayed)
     except NoRatioError:
         return None
     speed = paired([math.log(ratio) + float(each) for each in draw.normal(0, 0.01, seeds)])
@@ -163,16 +160,8 @@ def test_the_ratio_of_a_curve_without_noise_is_found() -> None:
             (300, 600, 1200, 2400, 4800),
         ),
         ({1000: {0: 2.1, 1: 2.1}, 1320: {0: 1.9, 1: 1.9}}, "too far apart", (1000, 1149, 1320)),
-        (
-            {600: {0: 2.6, 1: 2.6}, 900: {0: 2.4, 1: 2.5}},
-            "longest runs end 0.45 above",
-            (600, 900, 1273, 1800),
-        ),
-        (
-            {1200: {0: 1.8, 1: 1.7}, 2400: {0: 1.6, 1: 1.5}},
-            "shortest runs end 0.25 below",
-            (600, 849, 1200, 2400),
-        ),
+        ({600: {0: 2.6, 1: 2.6}, 900: {0: 2.4, 1: 2.5}}, "runs end 0.45 above", (600, 900, 1273, 1800)),
+        ({1200: {0: 1.8, 1: 1.7}, 2400: {0: 1.6, 1: 1.5}}, "runs end 0.25 below", (600, 849, 1200, 2400)),
         ({1200: {0: 2.0, 1: 2.0}, 1300: {0: 2.0, 1: 2.0}}, "end at the same loss", (600, 849, 1200, 1300)),
         ({900: {0: 2.1, 1: 2.1}, 1300: {0: 1.9, 1: math.nan}}, "not finite", ()),
     ],

@@ -68,15 +68,11 @@ def cells(
     arms += [("2bw", steps, steps / ratio, 1250 * speed) for steps in (900, 1400, 2000)]
     return averaged(
         [
-            run(
-                schedule,
-                seed=seed,
-                loss=curve(as_many) + draw.normal(0, noise),
-                speed=of_arm * math.exp(draw.normal(0, 1e-3)),
-                **{"train.steps": steps, "data.context": 128},
-            )
+            run(schedule, seed=seed, loss=loss, speed=speed, **{"train.steps": steps, "data.context": 128})
             for seed in seeds
             for schedule, steps, as_many, of_arm in arms
+            for loss in (curve(as_many) + draw.normal(0, noise),)
+            for speed in (of_arm * math.exp(draw.normal(0, 1e-3)),)
         ]
     )
 
@@ -89,15 +85,10 @@ DELAYED: list[Arm] = [("2bw", steps, curve(steps), 1500.0) for steps in (900, 12
 def runs_of(arms: Sequence[Arm], *, seeds: int = 3, **further: Any) -> list[RunResult]:
     """Runs of each seed, whose losses and speeds differ by a little."""
     return [
-        run(
-            schedule,
-            seed=seed,
-            loss=loss + 1e-3 * seed,
-            speed=None if speed is None else speed + seed,
-            **{"train.steps": steps, **further},
-        )
+        run(schedule, seed=seed, loss=loss + 1e-3 * seed, speed=speed and speed + seed, **of_arm)
         for seed in range(seeds)
         for schedule, steps, loss, speed in arms
+        for of_arm in ({"train.steps": steps, **further},)
     ]
 
 
@@ -141,13 +132,8 @@ def with_losses(experiment: Experiment, *, failed: str = "", not_finite: str = "
         loss = curve(steps / (1 + 0.1 * delay)) + 1e-3 * config.seed
         if fnmatch(run_of.id, f"{not_finite}*" if not_finite else ""):
             loss = math.nan
-        rows = metrics(
-            val_losses=[loss],
-            steady=[(1000 + 300 * delay + config.seed, 1.0)],
-            busy=[(0.9, 0.9)],
-            evaluated=[steps],
-            delay=delay,
-        )
+        steady = [(1000 + 300 * delay + config.seed, 1.0)]
+        rows = metrics(val_losses=[loss], steady=steady, busy=[(0.9, 0.9)], evaluated=[steps], delay=delay)
         state = State.COMPLETED
         if fnmatch(run_of.id, f"{failed}*" if failed else ""):
             state = State.FAILED
@@ -273,12 +259,8 @@ def test_throughput_is_relative_to_the_fastest_synchronous_schedule() -> None:
 @pytest.mark.parametrize(
     ("precision", "shift", "refused"),
     [
-        ("float32", 0.1, True),
-        ("float32", 1e-3, True),
-        ("float32", 1e-7, False),  # sums in another order
-        ("bfloat16", 1e-3, False),
-        ("bfloat16", 0.1, True),
-        ("float64", 1e-7, True),
+        *(("float32", 0.1, True), ("float32", 1e-3, True), ("bfloat16", 0.1, True), ("float64", 1e-7, True)),
+        *(("float32", 1e-7, False), ("bfloat16", 1e-3, False)),  # sums in another order
     ],
 )
 def test_synchronous_schedules_with_other_losses_do_not_stand_for_each_other(
@@ -418,14 +400,9 @@ def test_decays_of_a_constant_trunk_are_lengths_of_an_arm(parent: str, lengths: 
     runs = []
     for each in runs_of([("1f1b", 1200, curve(1200), 1000.0), *DELAYED], **{"optimizer.schedule": "wsd"}):
         step = int(0.8 * each.value("train.steps"))
-        lineage = Lineage(
-            experiment="/trunk",
-            run="trunk",
-            step=step,
-            steps=step,
-            saved_by=Owner(run="trunk", config_sha256="0" * 64),
-            changed={"optimizer.schedule": (parent, "wsd")},
-        )
+        changed = {"optimizer.schedule": (parent, "wsd")}
+        parts = {"experiment": "/trunk", "run": "trunk", "step": step, "steps": step, "changed": changed}
+        lineage = Lineage(**parts, saved_by=Owner(run="trunk", config_sha256="0" * 64))
         runs.append(replace(each, lineage=lineage, config=each.config | {"continues": lineage.label}))
     found = [verdict for verdict in verdicts(averaged(runs)) if not verdict.delayed.synchronous]
     assert len(found[0].lengths) == lengths

@@ -71,16 +71,9 @@ def test_the_copy_of_the_code_is_what_runs_and_is_made_once(tmp_path: Path) -> N
         "print(json.dumps([asyncpp_cli.__file__, stages.__file__, code_hash()]))"
     )
     environment = {"PYTHONPATH": f"code/{copied.name}", "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    asked = subprocess.run(
-        [sys.executable, "-c", ask],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment,
-        timeout=60,
-        check=True,
-    )
-    ours, stages, digest = json.loads(asked.stdout)
+    command = [sys.executable, "-c", ask]
+    asked = subprocess.check_output(command, text=True, cwd=tmp_path, env=environment, timeout=60)
+    ours, stages, digest = json.loads(asked)
     assert Path(ours).is_relative_to(copied)
     assert Path(stages).is_relative_to(copied)
     assert digest == copied.name

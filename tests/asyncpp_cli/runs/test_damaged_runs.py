@@ -155,12 +155,8 @@ FILES = (
 
 @settings_of_hypothesis(max_examples=10, deadline=None)
 @given(
-    file=st.sampled_from(FILES),
-    field=st.integers(0, 30),
-    value=JSON,
-    raw=st.none() | st.binary(max_size=20),
-    cut=st.integers(0, 400),
-    running=st.booleans(),
+    *(st.sampled_from(FILES), st.integers(0, 30), JSON),
+    *(st.none() | st.binary(max_size=20), st.integers(0, 400), st.booleans()),
 )
 @pytest.mark.slow
 def test_no_damage_to_any_file_ends_a_command(

@@ -54,19 +54,14 @@ def test_a_process_of_another_boot_or_namespace_is_elsewhere() -> None:
     assert (is_local(earlier), is_gone(earlier)) == (True, False)
 
 
+GOOD = {"host": "h", "pid": 1, "start": 1}
+
+
 @pytest.mark.parametrize(
     "record",
     [
-        *(
-            None,
-            3,
-            [],
-            {},
-            {"host": 3, "pid": 1, "start": 1},
-            {"host": "h", "pid": 1, "start": 1, "boot": None},
-        ),
-        *({"host": "h", "pid": pid, "start": 1} for pid in (0, -1, 10**30, True)),
-        {"host": "h", "pid": 1, "start": "1"},
+        *(None, 3, [], {}, GOOD | {"start": "1"}, GOOD | {"host": 3}, GOOD | {"boot": None}),
+        *(GOOD | {"pid": pid} for pid in (0, -1, 10**30, True)),
     ],
 )
 def test_malformed_process_records_are_refused(record: object) -> None:

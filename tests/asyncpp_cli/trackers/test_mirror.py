@@ -7,13 +7,13 @@ import signal
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.command_line import refusal, succeeded
+from support.launches import started_process, wait_for
 from support.report_experiment import ExperimentFolder, metrics, settings
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -106,15 +106,7 @@ def test_following_goes_on_until_it_is_interrupted(tmp_path: Path) -> None:
     whole = metrics()
     run = experiment(tmp_path / "e", whole[:1])
     mirrored = tmp_path / "m" / run.id
-    arguments = [
-        "mirror",
-        str(tmp_path / "e"),
-        "--to",
-        "tensorboard",
-        "--out",
-        str(tmp_path / "m"),
-        "--follow",
-    ]
+    words = ["mirror", tmp_path / "e", "--to", "tensorboard", "--follow", "--out", mirrored.parent]
 
     def losses() -> list[tuple[int, float]]:
         read = events(tmp_path / "m", run)
@@ -122,27 +114,16 @@ def test_following_goes_on_until_it_is_interrupted(tmp_path: Path) -> None:
 
     patience = "import asyncpp_cli.commands.results.mirror as m; m.SECONDS_BETWEEN_UPDATES = 0.1\n"
     code = f"{patience}from asyncpp_cli.main import main; main()"
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True)
-    try:
-        wait_for(lambda: list(mirrored.glob("*.tfevents.*")))
+    command = [sys.executable, "-c", code, *words]
+    with started_process(command, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: list(mirrored.glob("*.tfevents.*")), seconds=60)
         with run.metrics_file.open("a") as opened:
             opened.writelines(json.dumps(row) + "\n" for row in whole[1:])
-        wait_for(lambda: losses() == [(2, 4.0), (4, 3.0)])
+        wait_for(lambda: losses() == [(2, 4.0), (4, 3.0)], seconds=60)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
-    finally:
-        process.kill()
-        process.communicate()
     assert (process.returncode, "Stopped" in errors) == (0, True)
     assert losses() == [(2, 4.0), (4, 3.0)]
-
-
-def wait_for(seen: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not seen():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    time.sleep(0.3)
 
 
 def to_wandb(tmp_path: Path, name: str) -> None:

@@ -75,19 +75,11 @@ def test_rungs_are_where_a_pause_changes_no_number() -> None:
     assert {arm.rungs for arm in plan.arms} == {(50, 100, 300)}
 
 
-def test_a_grid_has_one_rung() -> None:
-    plan = plan_for("quickstart", rungs=())
-    assert {arm.rungs for arm in plan.arms} == {(300,)}
-    assert [each.steps for each in budget(plan)] == [6 * 8 * 300]
-
-
 @pytest.mark.parametrize(
     ("eta", "samples", "shares", "rungs"),
     [
-        (3, 8, (0.125, 0.25), (37, 75, 300)),
-        (2, 2, (0.125, 0.25), (37, 300)),
-        (8, 8, (0.125, 0.25), (37, 300)),
-        (2, 8, (0.001, 0.5), (1, 150, 300)),
+        *((3, 8, (0.125, 0.25), (37, 75, 300)), (2, 2, (0.125, 0.25), (37, 300))),
+        *((8, 8, (0.125, 0.25), (37, 300)), (2, 8, (0.001, 0.5), (1, 150, 300)), (2, 8, (), (300,))),
     ],
 )
 def test_rungs(eta: int, samples: int, shares: tuple[float, ...], rungs: tuple[int, ...]) -> None:
