@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import html.parser
 import io
 import json
@@ -33,34 +34,23 @@ from asyncpp_cli.runs.status import State, Status
 HOSTILE = "</script><script>alert(1)</script>|[bold]\x1b[31m`x`$\\input{a}$_%&<img src=x onerror=alert(1)>"
 
 
-class Rows(html.parser.HTMLParser):
-    """The texts of a page's table cells by row, its script elements' number, and the addresses it names."""
+class Tags(html.parser.HTMLParser):
+    """The elements of a page as a browser finds them: their names and attributes."""
 
-    def __init__(self) -> None:
+    def __init__(self, page: str) -> None:
         super().__init__()
-        self.rows: list[list[str]] = []
-        self.scripts = 0
-        self.handlers: list[str] = []
-        self.links: list[str] = []
-        self._inside = False
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.scripts += tag == "script"
-        self.handlers += [name for name, _ in attrs if name.startswith("on")]
-        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-            self._inside = True
+        self.found.append((tag, dict(attrs)))
 
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("td", "th"):
-            self._inside = False
 
-    def handle_data(self, data: str) -> None:
-        if self._inside:
-            self.rows[-1][-1] += data
+def table_rows(page: str) -> list[list[str]]:
+    """The texts of a page's table cells by row."""
+    rows = re.findall(r"<tr.*?</tr>", page, re.DOTALL)
+    cells = [re.findall(r"<t[dh][ >].*?</t[dh]>", row, re.DOTALL) for row in rows]
+    return [[html.unescape(re.sub(r"<.*?>", "", cell)) for cell in row] for row in cells]
 
 
 def page_of(report: Report, folder: Path) -> str:
@@ -87,16 +77,14 @@ def test_page_csv_terminal_and_json_have_the_same_numbers(
         folder = Path(name)
         experiment = ExperimentFolder(folder / "experiment")
         for place, (loss, time) in enumerate(zip(losses, seconds, strict=True)):
-            rows = metrics(
-                val_losses=(5.0, loss), steady=((1000, time), (500, time)), busy=((busy, 0.5), (0.9, 1.0))
-            )
+            measured = {"steady": ((1000, time), (500, time)), "busy": ((busy, 0.5), (0.9, 1.0))}
+            rows = metrics(val_losses=(5.0, loss), **measured)
             experiment.add(settings(("1f1b", "2bw")[place % 2], "muon", seed=place // 2), rows=rows)
         report = report_of(experiment.folder, keep_steps=True)
         cells = json.loads(to_json(report))
         in_csv = list(csv.DictReader(io.StringIO(to_csv(report))))
         on_page = json.loads(page_data(report.cells, charts(report.cells)))
-        page = Rows()
-        page.feed(page_of(report, folder))
+        page = table_rows(page_of(report, folder))
         terminal, markdown = to_text(report), to_markdown(report)
         for place, cell in enumerate(cells):
             # The records hold the same values, as far as a form has types for them.
@@ -107,9 +95,8 @@ def test_page_csv_terminal_and_json_have_the_same_numbers(
                     assert in_csv[place][key] == "", key
             assert on_page["arms"][place]["val_loss"] == cell["val_loss"]
             drawn = {name: of_arm(chart["data"][0], place) for name, chart in on_page["charts"].items()}
-            assert drawn["gap"] == cell["gap"]
-            assert drawn["throughput"] == cell["tokens_per_second"]
-            assert drawn["busy"] == cell["busy_by_rank"]
+            for name, key in (("gap", "gap"), ("throughput", "tokens_per_second"), ("busy", "busy_by_rank")):
+                assert drawn[name] == cell[key]
             speed = cell["tokens_per_second"]
             # The tables say them to the digits that they show.
             shown = [
@@ -123,12 +110,10 @@ def test_page_csv_terminal_and_json_have_the_same_numbers(
                 of_ratio = (cell["throughput_ratio_high"] - cell["throughput_ratio_low"]) / 2
                 shown += [f"{cell['gap']:+.3f}±{half:.3f}", f"{cell['throughput_ratio']:.2f}±{of_ratio:.2f}"]
             # A ratio above what the bubble allows is shown with that bound.
-            assert set(shown) <= {without_bound(text) for text in page.rows[place + 1]}
+            assert set(shown) <= {without_bound(text) for text in page[place + 1]}
             [line] = [line for line in terminal.splitlines() if line.startswith(f"{cell['schedule']} ")]
-            assert [text for text in shown if text not in line] == []
-            assert [
-                text for text in shown if f" {text} |" not in without_bound(markdown.splitlines()[4 + place])
-            ] == []
+            in_markdown = without_bound(markdown.splitlines()[4 + place])
+            assert [text for text in shown if text not in line or f" {text} |" not in in_markdown] == []
 
 
 def without_bound(text: str) -> str:
@@ -173,11 +158,12 @@ def hostile(tmp_path: Path) -> Report:
 
 
 def test_names_with_markup_in_them_stay_text(hostile: Report, tmp_path: Path) -> None:
-    page = Rows()
-    page.feed(page_of(hostile, tmp_path))
+    tags = Tags(page_of(hostile, tmp_path)).found
     # The data and our own script; plotly's was cut out.
-    assert (page.scripts, page.handlers) == (2, [])
-    assert sorted(set(page.links)) == [f"experiment/runs/run-{number}/" for number in range(3)]
+    assert [tag for tag, _ in tags].count("script") == 2
+    assert [name for _, attributes in tags for name in attributes if name.startswith("on")] == []
+    links = {attributes[name] for _, attributes in tags for name in ("href", "src") if name in attributes}
+    assert links == {f"experiment/runs/run-{number}/" for number in range(3)}
     assert "<" not in page_data(hostile.cells, {})
     assert HOSTILE in json.loads(page_data(hostile.cells, {}))["arms"][1]["name"]
     assert json.loads(to_json(hostile))[0]["model"] == HOSTILE
