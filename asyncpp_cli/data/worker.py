@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import numpy as np
 
@@ -78,7 +78,7 @@ def tokenize(part: InputPart) -> PartRecord:
     mark, separators = settings.separator.strip().encode(), 0
     with ExitStack() as opened:
         shards = {
-            name: opened.enter_context(_Shard(out, f"{name}-{part.number:06}.bin", split))
+            name: _Shard(out / f"{name}-{part.number:06}.bin", split, opened)
             for name, split in splits.items()
         }
         for batch in _batches(part, settings):
@@ -130,24 +130,16 @@ def _batches(part: InputPart, settings: ShardSettings) -> Iterator[list[Document
 
 
 class _Shard:
-    """Writes a shard document by document."""
+    """Writes a shard document by document; `opened` closes its file."""
 
-    def __init__(self, out: Path, name: str, split: PartSplit) -> None:
-        self._path = out / name
-        self._split = split
+    def __init__(self, path: Path, split: PartSplit, opened: ExitStack) -> None:
+        self._path, self._split, self._opened = path, split, opened
         self._digest = hashlib.sha256()
         self._file: IO[bytes] | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-
     def write(self, *pieces: np.ndarray) -> None:
         if self._file is None:
-            self._file = self._path.open("wb")
+            self._file = self._opened.enter_context(self._path.open("wb"))
         for tokens in pieces:
             self._file.write(tokens.data)
             self._digest.update(tokens.data)

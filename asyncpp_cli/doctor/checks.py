@@ -122,7 +122,9 @@ def folder_check(folder: Path) -> Check:
             private = Path(made, "private")
             private.touch(mode=0o600)
             private_mode = private.stat().st_mode & 0o777
-            folder_mode = _new_folder_mode(Path(made, "folder"))
+            new_folder = Path(made, "folder")
+            new_folder.mkdir()
+            folder_mode = new_folder.stat().st_mode
     except OSError as error:
         return wrong(
             "folder", f"{existing} cannot be written ({error.strerror})", advice="choose another: --dir DIR"
@@ -139,11 +141,6 @@ def folder_check(folder: Path) -> Check:
         )
     everybody = "everybody may write what is made there, and so run code as you: umask 022"
     return good("folder", detail, note=everybody if folder_mode & stat.S_IWOTH else "")
-
-
-def _new_folder_mode(folder: Path) -> int:
-    folder.mkdir()
-    return folder.stat().st_mode
 
 
 def _run_handshake() -> tuple[dict[str, Any] | None, str]:

@@ -193,7 +193,11 @@ class _Nearest:
         for axis in reversed(cell.axes):
             nearest = nearest or self._by_all_but_one.get(_label(cell.axes, without=axis))
         if nearest is None:
-            nearest = max(self._existing.cells, key=lambda other: _in_common(cell, other), default=None)
+            nearest = max(
+                self._existing.cells,
+                key=lambda other: sum(other.axes.get(key) == value for key, value in cell.axes.items()),
+                default=None,
+            )
         if nearest is None:
             return None
         if nearest.id not in self._configs:
@@ -206,10 +210,6 @@ class _Nearest:
 
 def _label(axes: Mapping[str, Any], *, without: str = "") -> object:
     return without, frozenset((key, repr(value)) for key, value in axes.items() if key != without)
-
-
-def _in_common(first: Cell, second: Cell) -> int:
-    return sum(second.axes.get(key) == value for key, value in first.axes.items())
 
 
 def _line(keys: Sequence[str], cells: int) -> str:

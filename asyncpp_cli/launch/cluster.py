@@ -74,8 +74,8 @@ def submit_missing(
     site: Site,
     options: LaunchOptions,
     *,
-    only: Collection[str] | None = None,
-    cancelled: Container[str] = (),
+    only: Collection[str] | None,
+    cancelled: Container[str],
 ) -> set[str]:
     """Submit the runs that are neither done, nor running, nor queued.
 

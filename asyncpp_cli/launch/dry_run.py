@@ -104,7 +104,7 @@ def _shrink_experts(model: ModelConfig) -> None:
     model.dense_layers = min(model.dense_layers, 1, model.layers - 1)
 
 
-def dry_run(experiment: Experiment, *, replay: bool, quiet: bool = False) -> bool:
+def dry_run(experiment: Experiment, *, replay: bool, quiet: bool) -> bool:
     """Dry-run an experiment; returns whether all twins trained. Prints tables of jobs and of twins.
 
     Raises:
@@ -135,7 +135,7 @@ def _show_jobs(experiment: Experiment, cells: list[_DryRunCell], *, replay: bool
             str(cell.ranks),
             str(1 if replay else cell.ranks),
             str(cell.threads),
-            command_of(cell.run.folder, replay=replay),
+            shlex.join([sys.executable, *train_words(cell.run.folder, replay=replay)]),
         ]
         for cell in cells
     ]
@@ -175,8 +175,3 @@ def _train(cells: list[_DryRunCell], folder: Path, *, replay: bool, quiet: bool)
         task.run.id: "" if status.state == State.COMPLETED else status.reason
         for task, status in zip(tasks, statuses, strict=True)
     }
-
-
-def command_of(run_folder: Path, *, replay: bool) -> str:
-    """The command that each process of a run executes, quoted for a shell."""
-    return shlex.join([sys.executable, *train_words(run_folder, replay=replay)])

@@ -94,15 +94,10 @@ class LocalJobs:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 supervisor.wait(max(0.0, deadline - time.monotonic()))
 
-    def has_ended(self, attempt: Attempt) -> bool:
-        """Whether the attempt's supervisor has ended, so that it starts no more ranks."""
+    def ended_with(self, attempt: Attempt) -> int | None:
+        """Exit code of the attempt's supervisor, 0 without one; None: it may still start ranks."""
         supervisor = self._supervisors.get(attempt.run.id)
-        return supervisor is None or supervisor.poll() is not None
-
-    def was_taken_over(self, attempt: Attempt) -> bool:
-        """Whether the attempt's supervisor has ended because a later attempt had begun."""
-        supervisor = self._supervisors.get(attempt.run.id)
-        return supervisor is not None and supervisor.poll() == TAKEN_OVER
+        return 0 if supervisor is None else supervisor.poll()
 
 
 class ProgressDisplay(Protocol):
@@ -217,7 +212,7 @@ class Launcher:
 
     def _status(self, run: Run) -> Status:
         own = self._own.get(run.id)
-        ended = own[0].number if own is not None and self._jobs.has_ended(own[0]) else None
+        ended = own[0].number if own is not None and self._jobs.ended_with(own[0]) is not None else None
         return current_status(run, none_to_come=ended, scheduler=self._scheduler)
 
     def _is_own(self, status: Status, run: Run) -> bool:
@@ -228,9 +223,9 @@ class Launcher:
         """Forget an own attempt that is over; until its processes have ended, their GPUs are not free."""
         attempt, _, _ = self._own[run.id]
         if status.attempt > attempt.number:
-            if not self._jobs.has_ended(attempt):
+            if (code := self._jobs.ended_with(attempt)) is None:
                 return
-            if self._jobs.was_taken_over(attempt):
+            if code == TAKEN_OVER:
                 say(
                     f"{run.id}: this machine was silent for longer than site.lease; attempt {status.attempt} "
                     f"on {status.host} has taken it over"

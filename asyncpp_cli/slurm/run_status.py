@@ -143,7 +143,7 @@ class SlurmQueue:
         """Names of the arrays of which a job may be queued; a task that has completed its run has ended."""
         names = set()
         for run in self._experiment.runs if self.submissions.all else ():
-            task = self._array_tasks.get(run.id)
+            task = self.submissions.array_tasks.get(run.id)
             try:
                 status = run.status()
             except (DamagedError, OSError):
@@ -182,10 +182,6 @@ class SlurmQueue:
         since = min(submission.time for submission in self.submissions.all)
         return slurm.accounted_jobs(self.submissions.job_names, since=since)
 
-    @functools.cached_property
-    def _array_tasks(self) -> dict[str, ArrayTask]:
-        return self.submissions.array_tasks
-
     def is_over(self, job: Job, *, claimed: float) -> bool | None:
         """See `Scheduler`."""
         if self.queued is None and not self._elsewhere:
@@ -204,7 +200,7 @@ class SlurmQueue:
         # SLURM first: a job that has ended by then has written its last status.
         all_queued = self.queued
         status = current_status(run, scheduler=self)
-        task = self._array_tasks.get(run.id)
+        task = self.submissions.array_tasks.get(run.id)
         if task is None:
             return RunStatus(run=run, status=status)
         queued = (all_queued or {}).get(task.key)

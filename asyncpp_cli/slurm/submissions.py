@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ class Submissions:
 
     all: list[Submission] = field(default_factory=list)
 
-    @property
+    @cached_property
     def array_tasks(self) -> dict[str, ArrayTask]:
         """The latest array task of every run that was ever submitted."""
         return {

@@ -26,9 +26,9 @@ def export_run(
     run: Run,
     folder: Path,
     *,
-    format: ExportFormat = ExportFormat.HF,
-    weights: Weights = Weights.MASTER,
-    step: int | None = None,
+    format: ExportFormat,
+    weights: Weights,
+    step: int | None,
 ) -> tuple[int, int]:
     """Write weights into an empty folder; returns the checkpoint's step and the number of values.
 

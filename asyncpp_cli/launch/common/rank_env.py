@@ -62,8 +62,10 @@ def read_rank_env(processes: int) -> RankEnv:
         )
         return RankEnv(rank, size, local_rank, local_size, supervised=True)
     if processes == 1:
-        return RankEnv(0, max(1, *_other_sizes()), 0, 1, supervised=False)
-    starters = [starter for starter in STARTERS if _is_set(starter)]
+        size = _count("WORLD_SIZE") if "WORLD_SIZE" in environment else 1  # torchrun's
+        return RankEnv(0, max(1, size), 0, 1, supervised=False)
+    # Those whose variables are all there: a batch script of SLURM has a rank and no number of tasks.
+    starters = [each for each in STARTERS if {each.rank, each.size or each.rank} <= environment.keys()]
     if "TORCHELASTIC_RUN_ID" in environment:
         starters = [starter for starter in starters if starter.rank == "RANK"]
     if any(starter.size for starter in starters):
@@ -80,16 +82,6 @@ def read_rank_env(processes: int) -> RankEnv:
     if rank >= processes:
         raise UserError(f"{name} is {rank}; accepted: 0 to {processes - 1}, as the run has {processes} ranks")
     return RankEnv(rank, processes, 0, 1, supervised=False)
-
-
-def _is_set(starter: Starter) -> bool:
-    """Whether a starter's variables are there; a batch script of SLURM has a rank and no number of tasks."""
-    return starter.rank in os.environ and (starter.size is None or starter.size in os.environ)
-
-
-def _other_sizes() -> list[int]:
-    """Number of processes by torchrun's variable, for a run of one process."""
-    return [_count("WORLD_SIZE")] if "WORLD_SIZE" in os.environ else [1]
 
 
 def _count(name: str) -> int:

@@ -140,7 +140,7 @@ from asyncpp_cli.runs.run_folder import Run
 run, site = Run(Path(sys.argv[1])), LocalJobs()
 attempt = claim(run, processes=1, replay=True, steps=4)
 site.start(attempt, resources=Resources(ranks=2, processes=1, threads=1, gpus=0), devices=())
-while not site.has_ended(attempt):
+while site.ended_with(attempt) is None:
     time.sleep(0.05)
 print(current_status(run, none_to_come=attempt.number).reason)
 """
