@@ -1,4 +1,4 @@
-"""Build an optimizer or a correction by name for one stage."""
+"""Build an optimizer by name for the parameters of one stage."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 from optimizers.catalogue import check_options, method_named
-from optimizers.corrections.base import Correction, PlainUpdate
-from optimizers.corrections.catalogue import check_correction, correction_named
 from optimizers.custom import build_custom
 from optimizers.declaration import Rule
 from optimizers.grouping import ParameterGroup, Role, assign, role_of
@@ -124,24 +122,3 @@ class Composite(EagerOptimizer):
             raise ValueError("this optimizer takes no closure")
         for member in self._members:
             member.step()
-
-
-def build_stage_correction(
-    name: str, *, options: Mapping[str, Value], delay: int, mismatch: int
-) -> Correction:
-    """The correction `name` for a stage; the plain update where the catalogue says that it is not active.
-
-    Args:
-        name: One of `optimizers.CORRECTIONS`.
-        options: What differs from the correction's defaults.
-        delay: The most updates between the weights of the stage's gradients and those they are applied to.
-        mismatch: The most versions between a micro-batch's forward and its backward at the stage.
-
-    Raises:
-        ValueError: Unknown correction or option, or a value that is not accepted.
-    """
-    method, settings = correction_named(name), check_correction(name, options)
-    if not method.factory or not method.active(settings, mismatch):
-        return PlainUpdate()
-    made: Correction = import_named(method.factory)(settings, delay=delay, mismatch=mismatch)
-    return made

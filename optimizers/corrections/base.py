@@ -1,4 +1,5 @@
-"""Corrections: what turns an optimizer step into the weights that the pipeline computes with next."""
+"""Corrections: what turns an optimizer step into the weights that the pipeline computes with next, and how
+one is built by name."""
 
 from __future__ import annotations
 
@@ -8,6 +9,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from optimizers.corrections.catalogue import check_correction, correction_named
+from optimizers.named import import_named
+from optimizers.options import Value
 
 
 class Correction(Protocol):
@@ -68,3 +73,24 @@ def check_form(state: Mapping[str, Any], form: str) -> None:
     saved = state.get("form", "plain")
     if saved != form:
         raise ValueError(f"the saved correction is of the form {saved!r}, this run's is {form!r}")
+
+
+def build_stage_correction(
+    name: str, *, options: Mapping[str, Value], delay: int, mismatch: int
+) -> Correction:
+    """The correction `name` for a stage; the plain update where the catalogue says that it is not active.
+
+    Args:
+        name: One of `optimizers.CORRECTIONS`.
+        options: What differs from the correction's defaults.
+        delay: The most updates between the weights of the stage's gradients and those they are applied to.
+        mismatch: The most versions between a micro-batch's forward and its backward at the stage.
+
+    Raises:
+        ValueError: Unknown correction or option, or a value that is not accepted.
+    """
+    method, settings = correction_named(name), check_correction(name, options)
+    if not method.factory or not method.active(settings, mismatch):
+        return PlainUpdate()
+    made: Correction = import_named(method.factory)(settings, delay=delay, mismatch=mismatch)
+    return made

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from optimizers.build import build_stage_correction
+from optimizers.corrections.base import build_stage_correction
 from optimizers.corrections.catalogue import correction_named
 from stages.checkpoint import files
 from stages.checkpoint.export_options import Weights

@@ -411,49 +411,51 @@ class RankWork:
         first: dict[Hashable, int] = {}
         kinds = [tuple((alike or int)(stage) for stage in stages) for stages in self.held]
         self._like = [first.setdefault(kind, rank) for rank, kind in enumerate(kinds)]
-        self._shares: dict[tuple[int, int, bool], tuple[int, ...]] = {}
+        self._shares: dict[tuple[int, bool], list[tuple[int, ...]]] = {}
+        """By rank, and `odd`: the items of its stages for each total."""
         self._costs: dict[tuple[int, int, bool], list[float]] = {}
 
     def sizes(self, rank: int, total: int, odd: bool) -> dict[int, int]:
         """Items of each of a rank's stages; `odd`: an odd number comes before its first stage."""
-        return dict(zip(self.held[rank], self._shared_out(self._like[rank], total, odd), strict=True))
+        shares = self._shared_out(self._like[rank], total, odd)[total]
+        return dict(zip(self.held[rank], shares, strict=True))
 
     def costs(self, items: int, rank: int, odd: bool) -> list[float]:
         """Costs of a rank with 0 to `items` items; infinite where a stage would have too few."""
         key = items, self._like[rank], odd
         if key not in self._costs:
-            self._costs[key] = [self._cost(self._like[rank], total, odd) for total in range(items + 1)]
+            shares = self._shared_out(self._like[rank], items, odd)
+            self._costs[key] = [
+                inf if total < sum(sizes) else sum(self._stage_costs(self._like[rank], sizes, odd))
+                for total, sizes in enumerate(shares[: items + 1])
+            ]
         return self._costs[key]
 
-    def _cost(self, rank: int, total: int, odd: bool) -> float:
-        if total < sum(self._smallest(rank, total)):
-            return inf
+    def _stage_costs(self, rank: int, sizes: Sequence[int], odd: bool, *, more: int = 0) -> list[float]:
+        """Of each of a rank's stages, with some more items than these."""
         stages = self.held[rank]
-        return sum(
-            self.stage_cost(stage, size, odd and stage == stages[0])
-            for stage, size in zip(stages, self._shared_out(rank, total, odd), strict=True)
-        )
+        return [
+            self.stage_cost(stage, size + more, odd and stage == stages[0])
+            for stage, size in zip(stages, sizes, strict=True)
+        ]
 
     def _smallest(self, rank: int, total: int) -> tuple[int, ...]:
         first, *others = (0 if stage == self._empty else self._together for stage in self.held[rank])
         return (total - sum(others)) % self._together or first, *others
 
-    def _shared_out(self, rank: int, total: int, odd: bool) -> tuple[int, ...]:
-        missing, least = [], self._smallest(rank, total)
-        while (rank, total, odd) not in self._shares and total > sum(least):
-            missing.append(total)
-            total -= self._together
-        sizes = self._shares.setdefault((rank, total, odd), least)
-        stages = self.held[rank]
-        for more in reversed(missing):
-            costs = [
-                self.stage_cost(stage, size + self._together, odd and stage == stages[0])
-                for stage, size in zip(stages, sizes, strict=True)
-            ]
-            slower = costs.index(min(costs))
-            sizes = (*sizes[:slower], sizes[slower] + self._together, *sizes[slower + 1 :])
-            self._shares[rank, more, odd] = sizes
-        return sizes
+    def _shared_out(self, rank: int, items: int, odd: bool) -> list[tuple[int, ...]]:
+        """For each total up to `items`, the items of a rank's stages: the least that they may have, and then
+        one after another where the stage that takes them is fastest."""
+        shares = self._shares.setdefault((rank, odd), [])
+        for total in range(len(shares), items + 1):
+            sizes = self._smallest(rank, total)
+            if total > sum(sizes):
+                sizes = shares[total - self._together]
+                costs = self._stage_costs(rank, sizes, odd, more=self._together)
+                fastest = costs.index(min(costs))
+                sizes = (*sizes[:fastest], sizes[fastest] + self._together, *sizes[fastest + 1 :])
+            shares.append(sizes)
+        return shares
 
 
 def cut_over_ranks(

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from optimizers.build import build_optimizer, build_stage_correction
-from optimizers.corrections.base import Correction, PlainUpdate
+from optimizers.build import build_optimizer
+from optimizers.corrections.base import Correction, PlainUpdate, build_stage_correction
 from optimizers.corrections.catalogue import CORRECTIONS, check_correction
 from optimizers.corrections.dc_asgd import compensate
 from optimizers.corrections.discrepancy import DiscrepancyCorrection

@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.optimizer_references import error_feedback
 
-from optimizers.build import build_optimizer, build_stage_correction
-from optimizers.corrections.base import Correction, PlainUpdate
+from optimizers.build import build_optimizer
+from optimizers.corrections.base import Correction, PlainUpdate, build_stage_correction
 from optimizers.corrections.catalogue import CORRECTIONS, refusal
 from optimizers.corrections.dc_asgd import compensate
 from optimizers.corrections.discrepancy import DiscrepancyCorrection

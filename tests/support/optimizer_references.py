@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from optimizers.build import build_stage_correction
-from optimizers.corrections.base import Correction
+from optimizers.corrections.base import Correction, build_stage_correction
 
 SHAPES = {
     "embedding.weight": (11, 6),
