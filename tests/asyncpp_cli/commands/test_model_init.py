@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -70,67 +73,66 @@ def changed(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
     save_file(weights | ({} if tensor is None else {name: tensor}), file)
 
 
+def bytes_changed(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    """Damage to the file of weights."""
+
+    def damage(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        file.write_bytes(change(file.read_bytes()))
+
+    return damage
+
+
+DAMAGES: list[tuple[Callable[[Path], object], str]] = [
+    (lambda folder: (folder / "model.safetensors").unlink(), "holds neither model.safetensors nor"),
+    (bytes_changed(lambda _: b"nonsense"), "is not safetensors"),
+    (bytes_changed(lambda content: content[:-8]), "is not safetensors"),
+    (bytes_changed(lambda _: struct.pack("<Q", 2**62) + b"{}"), "is not safetensors"),
+]
+TENSORS = [
+    ("model.norm.weight", None, "has no model.norm.weight"),
+    ("model.norm.weight", torch.ones(17), r"model.norm.weight is \[17\], the model tiny has \[16\]"),
+    (
+        "model.layers.4.mlp.up_proj.weight",
+        torch.ones(1),
+        "has model.layers.4.mlp.up_proj.weight, which the model tiny has no place for",
+    ),
+    (
+        "model.norm.weight",
+        torch.ones(16, dtype=torch.int64),
+        r"w/model.safetensors: model.norm.weight is of type I64; accepted: F64, F32, F16, BF16",
+    ),
+    (
+        "model.norm.weight",
+        torch.full((16,), float("nan")),
+        r"w/model.safetensors: model.norm.weight has values that are not finite",
+    ),
+]
+CONFIGS = [
+    ({"num_attention_heads": 8}, "num_attention_heads is 8, here 4"),
+    ({"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06, here 1e-05"),
+    # What transformers takes where the file does not say.
+    ({"rms_norm_eps": None}, "rms_norm_eps is left out, which is 1e-06 in LlamaForCausalLM, here 1e-05"),
+    ({"model_type": "qwen3"}, "model_type is qwen3, and model.family: llama is llama"),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_type is llama3, here default"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, and 1.0 in rope_parameters"),
+]
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / "model.safetensors").unlink(), "holds neither model.safetensors nor"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"nonsense"), "is not safetensors"),
-        (
-            lambda folder: (folder / "model.safetensors").write_bytes(
-                (folder / "model.safetensors").read_bytes()[:-8]
-            ),
-            "is not safetensors",
-        ),
-        (
-            lambda folder: (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2**62) + b"{}"),
-            "is not safetensors",
-        ),
-        (lambda folder: changed(folder, "model.norm.weight", None), "has no model.norm.weight"),
-        (
-            lambda folder: changed(folder, "model.norm.weight", torch.ones(17)),
-            r"model.norm.weight is \[17\], the model tiny has \[16\]",
-        ),
-        (
-            lambda folder: changed(folder, "model.layers.4.mlp.up_proj.weight", torch.ones(1)),
-            "has model.layers.4.mlp.up_proj.weight, which the model tiny has no place for",
-        ),
-        (
-            lambda folder: changed(folder, "model.norm.weight", torch.ones(16, dtype=torch.int64)),
-            r"w/model.safetensors: model.norm.weight is of type I64; accepted: F64, F32, F16, BF16",
-        ),
-        (
-            lambda folder: changed(folder, "model.norm.weight", torch.full((16,), float("nan"))),
-            r"w/model.safetensors: model.norm.weight has values that are not finite",
-        ),
-        (lambda folder: rewritten(folder, num_attention_heads=8), "num_attention_heads is 8, here 4"),
-        (lambda folder: rewritten(folder, rms_norm_eps=1e-6), "rms_norm_eps is 1e-06, here 1e-05"),
-        # What transformers takes where the file does not say.
-        (
-            lambda folder: rewritten(folder, rms_norm_eps=None),
-            "rms_norm_eps is left out, which is 1e-06 in LlamaForCausalLM, here 1e-05",
-        ),
-        (
-            lambda folder: rewritten(folder, model_type="qwen3"),
-            "model_type is qwen3, and model.family: llama is llama",
-        ),
-        (
-            lambda folder: rewritten(folder, rope_scaling={"rope_type": "llama3", "factor": 8.0}),
-            "rope_type is llama3, here default",
-        ),
-        (
-            lambda folder: rewritten(folder, partial_rotary_factor=0.5),
-            "partial_rotary_factor is 0.5, and 1.0 in rope_parameters",
-        ),
+        *DAMAGES,
+        *((partial(changed, name=name, tensor=tensor), message) for name, tensor, message in TENSORS),
+        *((partial(rewritten, **settings), message) for settings, message in CONFIGS),
     ],
     ids=range(15),
 )
 def test_weights_that_do_not_fit_are_refused_before_anything_is_written(
-    damage: object, message: str, run: Run, text: Path, tmp_path: Path
+    damage: Callable[[Path], object], message: str, run: Run, text: Path, tmp_path: Path
 ) -> None:
-    import re
-
     asyncpp("export", run.folder, "--out", tmp_path / "w")
-    damage(tmp_path / "w")  # type: ignore[operator]
+    damage(tmp_path / "w")
     template = tmp_path / "t.yaml"
     (tmp_path / "tiny.yaml").write_text(TINY)
     template.write_text(SHARED % (f"model.init: '{tmp_path / 'w'}'", text, 2, "2bw", "1e-2"))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
 from support.files import contents
+from support.launches import weights
 
 import asyncpp as api
 from asyncpp_cli.runs.attempts.claims import claim
@@ -58,8 +59,8 @@ def trained_runs(folder: Path) -> list[Run]:
     return runs
 
 
-def end(run: Run) -> str:
-    return str(run.metrics()[-1]["weights_sha256"])
+def last_loss(run: Run) -> float:
+    return [float(row["val_loss"]) for row in run.metrics() if row["kind"] == "eval"][-1]
 
 
 @pytest.mark.slow
@@ -76,7 +77,7 @@ def test_a_run_in_two_parts_ends_with_the_weights_of_one(trained: Path, tmp_path
     for run in continued:
         assert [row["step"] for row in run.metrics() if row["kind"] in ("start", "step")] == [4, 5, 6]
     whole = train(trained, "whole", "train.steps=6")
-    assert [end(run) for run in continued] == [end(run) for run in whole]
+    assert [*map(weights, continued)] == [*map(weights, whole)]
     assert not {run.id for run in continued} & {run.id for run in whole}
     assert contents(trained / "short") == before
     [first, _] = json.loads(asyncpp("status", tmp_path / "long", "--json").output)
@@ -97,13 +98,9 @@ def test_a_run_continues_on_other_stages_and_data_ranks(trained: Path, tmp_path:
     configs = [run.config() for run in open_experiment(continued.folder).runs]
     assert {(config.parallel.stages, config.parallel.data) for config in configs} == {(1, 2)}
     assert {config.schedule.microbatches for config in configs} == {2}
-    losses = [
-        [row["val_loss"] for row in run.metrics() if row["kind"] == "eval"][-1]
-        for folder in (tmp_path / "wide", trained / "whole")
-        for run in (trained_runs(folder) if folder.name == "wide" else whole(trained))
-    ]
     # The sums over data ranks are rounded otherwise: float32 has 7 digits.
-    assert losses[:2] == pytest.approx(losses[2:], rel=1e-5)
+    for run, same in zip(trained_runs(tmp_path / "wide"), whole(trained), strict=True):
+        assert last_loss(run) == pytest.approx(last_loss(same), rel=1e-5)
 
 
 def test_a_run_continues_under_a_cut_within_blocks(trained: Path, tmp_path: Path) -> None:
@@ -115,12 +112,8 @@ def test_a_run_continues_under_a_cut_within_blocks(trained: Path, tmp_path: Path
     [run] = trained_runs(new)
     parameters = {row["kind"]: row.get("stage_parameters") for row in run.metrics()}["start"]
     assert parameters[1] > parameters[0]
-    losses = [
-        [row["val_loss"] for row in each.metrics() if row["kind"] == "eval"][-1]
-        for each in (run, whole(trained)[0])
-    ]
     # The gradient's norm is summed by stage: float32 has 7 digits.
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert last_loss(run) == pytest.approx(last_loss(whole(trained)[0]), rel=1e-6)
     assert "0.5-1.5" in asyncpp("report", new, "--format", "csv").output
 
 
@@ -194,8 +187,8 @@ def test_a_checkpoint_of_another_run_is_passed_over_or_refused(trained: Path, tm
     """Two runs that differ in their seed: nothing but the name tells their checkpoints apart."""
     settings = ["matrix.schedule=[2bw]", "train.steps=6", "train.checkpoint_interval=2"]
     own, other = (train(trained, f"seed-{seed}", f"seed={seed}", *settings)[0] for seed in (5, 6))
-    weights = exported(own, tmp_path / "own")
-    assert weights != exported(other, tmp_path / "other")
+    undisturbed = exported(own, tmp_path / "own")
+    assert undisturbed != exported(other, tmp_path / "other")
     experiment = tmp_path / "paused"
     succeeded("sweep", trained / "tiny.yaml", "seed=5", *settings, "--out", experiment)
     succeeded("launch", experiment, "--replay", "--until", "4")
@@ -219,7 +212,7 @@ def test_a_checkpoint_of_another_run_is_passed_over_or_refused(trained: Path, tm
     ended = asyncpp("train", run.folder, "--replay")
     assert (ended.code, belongs in ended.errors) == (0, True), ended.errors
     assert [row["step"] for row in run.metrics() if row["kind"] == "start"] == [0, 2]
-    assert exported(run, tmp_path / "again") == weights
+    assert exported(run, tmp_path / "again") == undisturbed
 
 
 def exported(run: Run, folder: Path) -> bytes:

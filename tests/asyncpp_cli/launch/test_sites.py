@@ -16,6 +16,7 @@ from asyncpp_cli.launch.common.supervisor import tasks_of_node
 from asyncpp_cli.launch.submission.sbatch import BatchJob, array_script
 from asyncpp_cli.runs.settings import assign
 from asyncpp_cli.sites.profile import (
+    Site,
     find_site,
     read_site,
     seconds_of,
@@ -31,6 +32,13 @@ def own_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     user_folder().mkdir(parents=True)
     return user_folder()
+
+
+def site_of(folder: Path, text: str) -> Site:
+    """A profile `mine` with this text."""
+    file = folder / "mine.yaml"
+    file.write_text(f"{text}\n")
+    return read_site(file, name="mine")
 
 
 def config(*, stages: int, **site: object) -> RunConfig:
@@ -110,11 +118,9 @@ def test_a_user_profile_is_found_by_name_and_by_path(own_profiles: Path, tmp_pat
     ],
 )
 def test_a_mistake_is_refused_by_file_and_key(own_profiles: Path, text: str, message: str) -> None:
-    file = own_profiles / "mine.yaml"
-    file.write_text(f"{text}\n")
     with pytest.raises(UserError) as refused:
-        read_site(file, name="mine")
-    assert str(refused.value).startswith(f"{file}: {message}")
+        site_of(own_profiles, text)
+    assert str(refused.value).startswith(f"{own_profiles}/mine.yaml: {message}")
 
 
 @pytest.mark.parametrize(
@@ -125,8 +131,7 @@ def test_a_mistake_is_refused_by_file_and_key(own_profiles: Path, text: str, mes
     ],
 )
 def test_a_time_limit_is_what_sbatch_takes_it_for(own_profiles: Path, time: str, seconds: float) -> None:
-    (own_profiles / "mine.yaml").write_text(f"time: '{time}'\nsignal_lead: 100\n")
-    assert seconds_of(find_site("mine").time) == seconds
+    assert seconds_of(site_of(own_profiles, f"time: '{time}'\nsignal_lead: 100").time) == seconds
     assert time_note(time) == (
         '"4:00" is 4 minutes, as for sbatch; hours: "4:00:00"' if time == "4:00" else ""
     )
@@ -154,29 +159,26 @@ def test_an_unknown_site_is_one_line_that_names_the_known(tmp_path: Path) -> Non
 def test_a_cell_takes_one_task_per_rank_and_one_gpu_per_task(
     own_profiles: Path, stages: int, profile: str, shape: tuple[int, int, int, int, int]
 ) -> None:
-    file = own_profiles / "mine.yaml"
-    file.write_text(f"{profile}\n")
     names = ("nodes", "tasks", "tasks_per_node", "cpus_per_task", "gpus_per_node")
     wanted = JobShape(**dict(zip(names, shape, strict=True)))
-    site = read_site(file, name="mine")
+    site = site_of(own_profiles, profile)
     assert shape_of(config(stages=stages), site, replay=False) == wanted
     alone = shape_of(config(stages=stages), site, replay=True)
     assert (alone.nodes, alone.tasks, alone.gpus_per_node) == (1, 1, min(1, wanted.gpus_per_node))
 
 
 def test_a_cell_for_which_a_site_has_no_room_is_refused(own_profiles: Path) -> None:
-    file = own_profiles / "mine.yaml"
     for profile, cell, key in (
         ("cpus_per_node: 2\ncpus_per_task: 4", config(stages=2), "cpus_per_node"),
         ("gpus_per_node: 2\nmax_nodes: 1", config(stages=4), "max_nodes"),
         ("partition: any", config(stages=2, device="cuda"), "gpus_per_node"),
         ("gpus_per_node: 1", config(stages=1, runs_per_gpu=2), "flags"),
     ):
-        file.write_text(f"{profile}\n")
+        site = site_of(own_profiles, profile)
         with pytest.raises(UserError, match=f"mine.yaml: {key}: "):
-            shape_of(cell, read_site(file, name="mine"), replay=False)
-    file.write_text("gpus_per_node: 1\nflags: {gres: 'shard:1'}\n")
-    assert shape_of(config(stages=1, runs_per_gpu=2), read_site(file, name="mine"), replay=False).tasks == 1
+            shape_of(cell, site, replay=False)
+    sharded = site_of(own_profiles, "gpus_per_node: 1\nflags: {gres: 'shard:1'}")
+    assert shape_of(config(stages=1, runs_per_gpu=2), sharded, replay=False).tasks == 1
 
 
 def test_how_many_tasks_a_node_has() -> None:
@@ -189,13 +191,12 @@ def test_how_many_tasks_a_node_has() -> None:
 def test_the_script_has_what_the_site_adds_and_lacks_what_it_removes(
     own_profiles: Path, tmp_path: Path
 ) -> None:
-    file = own_profiles / "mine.yaml"
-    file.write_text(
+    site = site_of(
+        own_profiles,
         "gpus_per_node: 4\ngpu_type: h100\ntime: '2-00:00:00'\nsignal_lead: 240\nmemory: 64G\n"
         'setup: [module load cuda]\nenvironment: {SAID: "a b\';$(touch x)"}\n'
-        "flags: {exclusive: true, licenses: 'a:1 b'}\nremove_flags: [requeue, open-mode]\n"
+        "flags: {exclusive: true, licenses: 'a:1 b'}\nremove_flags: [requeue, open-mode]\n",
     )
-    site = read_site(file, name="mine")
     shape = shape_of(config(stages=8), site, replay=False)
     job = BatchJob(name="asyncpp-e-1", shape=shape, tasks=7, at_once=3, code="c0de", manifest="array-1.json")
     script = array_script(site, tmp_path, job)
@@ -247,28 +248,25 @@ def begun(script: str, folder: Path, then: str) -> subprocess.CompletedProcess[s
 def test_a_job_ends_where_a_line_of_its_setup_fails(
     own_profiles: Path, tmp_path: Path, setup: list[str], failed: str
 ) -> None:
-    file = own_profiles / "mine.yaml"
-    file.write_text(json.dumps({"setup": setup, "environment": {"A": "b"}}))
-    shape = shape_of(config(stages=2), read_site(file, name="mine"), replay=False)
-    job = BatchJob(name="a", shape=shape, tasks=1, code="c0de")
-    ran = begun(array_script(read_site(file, name="mine"), tmp_path, job), tmp_path, "echo ran")
+    site = site_of(own_profiles, json.dumps({"setup": setup, "environment": {"A": "b"}}))
+    job = BatchJob(name="a", shape=shape_of(config(stages=2), site, replay=False), tasks=1, code="c0de")
+    ran = begun(array_script(site, tmp_path, job), tmp_path, "echo ran")
     assert (ran.stdout, ran.returncode) == (("", 1) if failed else ("ran\n", 0))
     said = ran.stderr.strip()
     assert said.startswith(f"{failed} (setup of the site) failed with exit code ") if failed else said == ""
     # A variable that bash does not set is as good as a line that fails.
-    file.write_text("environment: {UID: 5}\n")
-    ran = begun(array_script(read_site(file, name="mine"), tmp_path, job), tmp_path, "echo ran")
+    site = site_of(own_profiles, "environment: {UID: 5}")
+    ran = begun(array_script(site, tmp_path, job), tmp_path, "echo ran")
     assert (ran.stdout, ran.returncode) == ("", 1)
     assert "setting UID (environment of the site) failed with exit code 1" in ran.stderr
 
 
 def test_text_of_a_profile_is_what_was_written(own_profiles: Path) -> None:
-    file = own_profiles / "mine.yaml"
-    file.write_text(
+    site = site_of(
+        own_profiles,
         "{time: 1:30:00, account: 007, constraint: 0x10, partition: 2024_01, environment: {A: 12.10}, "
-        "flags: {licenses: 1.10, exclusive: true}, qos: '${oc.env:ASYNCPP_QOS,short}', run: {grace: 1e1}}"
+        "flags: {licenses: 1.10, exclusive: true}, qos: '${oc.env:ASYNCPP_QOS,short}', run: {grace: 1e1}}",
     )
-    site = read_site(file, name="mine")
     assert (site.time, site.account, site.constraint, site.partition) == ("1:30:00", "007", "0x10", "2024_01")
     assert site.environment == {"A": "12.10"}
     assert site.flags == {"licenses": "1.10", "exclusive": True}
