@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from contextlib import suppress
@@ -12,7 +13,6 @@ import pytest
 from support.cluster_runs import (
     ONE_RUN,
     has_completed,
-    kill_node,
     launch,
     nothing_queued,
     outcomes,
@@ -20,7 +20,6 @@ from support.cluster_runs import (
     scontrol,
     site_file,
     squeue,
-    start_node,
     starts,
     status_of,
     sweep,
@@ -31,7 +30,7 @@ from support.command_line import succeeded
 from support.launches import check_same, rows_of
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.files import RankEnd
+from asyncpp_cli.runs.attempts.files import Job, RankEnd
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from stages.liveness.stop_signal import RESUMABLE
@@ -120,3 +119,33 @@ def test_a_time_limit(slurm_conf: Path, tmp_path: Path, undisturbed: Run) -> Non
     assert outcomes(run) == [("interrupted", "time-limit"), ("completed", "")]
     assert starts(run)[1][1] > 0
     check_same(run, undisturbed)
+
+
+def kill_node(node: str, job: Job, *, cluster: Path) -> None:
+    """End the daemon of a node and what a job runs there. SLURM notices after half a minute."""
+    pids = {int((cluster / f"run/slurmd.{node}.pid").read_text())}
+    words = {f"SLURMD_NODENAME={node}", f"SLURM_JOB_NAME={job.name}"}
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if words <= set(file.read_bytes().decode(errors="replace").split("\0")):
+                pids.add(int(file.parent.name))
+                parent = int((file.parent / "stat").read_text().rpartition(")")[2].split()[1])
+                if (Path("/proc") / str(parent) / "comm").read_text().startswith("slurmstepd"):
+                    pids.add(parent)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def start_node(name: str) -> None:
+    """Start the daemon of a node again, and wait until SLURM has noticed."""
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    subprocess.run([shutil.which("slurmd", path=path) or "slurmd", "-N", name], timeout=60, check=True)
+    asked = ["sinfo", "-h", "-n", name, "-p", "main", "-o", "%T"]
+    wait_for(
+        lambda: (
+            subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+            in ("idle", "mixed", "allocated")
+        ),
+        seconds=60,
+    )

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +14,7 @@ from support.command_line import succeeded
 from support.launches import runs_attempt, wait_for
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.files import Job, Outcome
+from asyncpp_cli.runs.attempts.files import Outcome
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
@@ -72,41 +68,6 @@ def starts(run: Run) -> list[tuple[int, int]]:
     """Number and first completed step of each attempt."""
     lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
     return [(row["attempt"], row["step"]) for row in lines if row["kind"] == "start"]
-
-
-def kill_node(node: str, job: Job, *, cluster: Path, noticed: bool = False) -> None:
-    """End the daemon of a node and all that a job runs there, without a word.
-
-    SLURM notices after half a minute, or at once if it is told (`noticed`).
-    """
-    pids = {int((cluster / f"run/slurmd.{node}.pid").read_text())}
-    words = {f"SLURMD_NODENAME={node}", f"SLURM_JOB_NAME={job.name}"}
-    for file in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            if words <= set(file.read_bytes().decode(errors="replace").split("\0")):
-                pids.add(int(file.parent.name))
-                parent = int((file.parent / "stat").read_text().rpartition(")")[2].split()[1])
-                if (Path("/proc") / str(parent) / "comm").read_text().startswith("slurmstepd"):
-                    pids.add(parent)
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    if noticed:
-        scontrol("update", f"NodeName={node}", "State=DOWN", "Reason=killed")
-
-
-def start_node(name: str) -> None:
-    """Start the daemon of a node again, and wait until SLURM has noticed."""
-    path = f"{os.environ['PATH']}:/usr/sbin"
-    subprocess.run([shutil.which("slurmd", path=path) or "slurmd", "-N", name], timeout=60, check=True)
-    asked = ["sinfo", "-h", "-n", name, "-p", "main", "-o", "%T"]
-    wait_for(
-        lambda: (
-            subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-            in ("idle", "mixed", "allocated")
-        ),
-        seconds=60,
-    )
 
 
 def squeue(*fields: str) -> list[str]:

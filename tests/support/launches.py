@@ -159,11 +159,6 @@ def most_at_once(experiment: Experiment) -> int:
     return max(accumulate(change for _, change in sorted(changes)))
 
 
-def threads_of(process: ProcessId) -> int:
-    tasks = Path(f"/proc/{process.pid}/task")
-    return len(list(tasks.iterdir())) if tasks.is_dir() else 0
-
-
 def is_training(run: Run) -> bool:
     status = run.status()
     return status.state == State.RUNNING and status.step > 0

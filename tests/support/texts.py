@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.command_line import asyncpp, succeeded
+from support.command_line import succeeded
 
 SHARE = 0.1
 """Validation share of `prepared`."""
@@ -79,25 +79,6 @@ def prepared(*arguments: str | Path, out: Path, workers: int = 1) -> str:
     options = ["--out", out, "--workers", str(workers), "--validation-share", str(SHARE)]
     ended = succeeded("data", "prepare", *arguments, *options)
     return ended.output
-
-
-def check_data_refused(folder: Path, change: str, said: str) -> None:
-    """A change of `mine.yaml` in the working folder is refused in a line, before anything is written.
-
-    It may name `tiny.txt`, which is too short, and `bpe`, which has another tokenizer.
-    """
-    Path("tiny.txt").write_text("abc")
-    if change.endswith("bpe"):
-        write_tokenizer(folder / "tokenizer.json")
-        write_lines(folder / "documents.jsonl", some_documents(60))
-        prepared(
-            "documents.jsonl", "--tokenizer", "tokenizer.json", "--validation-share", "0.3", out=Path("bpe")
-        )
-    ended = asyncpp("sweep", "mine.yaml", change, "--out", "e")
-    assert ended.code == 2
-    last = ended.errors.strip().splitlines()[-1]
-    assert said in last, ended.errors
-    assert not Path("e").exists()
 
 
 def write_llm_c(file: Path, tokens: Sequence[int]) -> None:

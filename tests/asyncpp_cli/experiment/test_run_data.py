@@ -12,7 +12,7 @@ from support.command_line import asyncpp, refusal, succeeded
 from support.files import ROOT
 from support.launches import train_all
 from support.report_experiment import cells_of, report_of
-from support.texts import check_data_refused
+from support.texts import prepared, some_documents, write_lines, write_tokenizer
 
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.experiment.run_data import locations
@@ -264,3 +264,22 @@ MEANINGLESS = {
 def test_what_has_no_meaning_is_refused_in_one_line(folder: Path, given: str, change: str, said: str) -> None:
     (folder / "mine.yaml").write_text(TEMPLATE + DATA[given])
     check_data_refused(folder, change, said)
+
+
+def check_data_refused(folder: Path, change: str, said: str) -> None:
+    """A change of `mine.yaml` in the working folder is refused in a line, before anything is written.
+
+    It may name `tiny.txt`, which is too short, and `bpe`, which has another tokenizer.
+    """
+    Path("tiny.txt").write_text("abc")
+    if change.endswith("bpe"):
+        write_tokenizer(folder / "tokenizer.json")
+        write_lines(folder / "documents.jsonl", some_documents(60))
+        prepared(
+            "documents.jsonl", "--tokenizer", "tokenizer.json", "--validation-share", "0.3", out=Path("bpe")
+        )
+    ended = asyncpp("sweep", "mine.yaml", change, "--out", "e")
+    assert ended.code == 2
+    last = ended.errors.strip().splitlines()[-1]
+    assert said in last, ended.errors
+    assert not Path("e").exists()

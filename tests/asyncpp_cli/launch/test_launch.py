@@ -20,7 +20,6 @@ from support.launches import (
     processes_of,
     rows_of,
     sweep,
-    threads_of,
     wait_for,
     weights,
 )
@@ -32,7 +31,7 @@ from asyncpp_cli.report.load.metrics_rows import read_metrics
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.repair import repair_run
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
-from asyncpp_cli.runs.processes import is_gone
+from asyncpp_cli.runs.processes import ProcessId, is_gone
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State
 from asyncpp_cli.sites.resources import import_path, import_path_in_bash
@@ -302,3 +301,8 @@ def test_ranks_import_nothing_from_the_working_folder(
     launched = start_launch(experiment.folder, "--replay")
     assert launched.finish(seconds=250) == 0, launched.errors
     assert not (tmp_path / "imported").exists()
+
+
+def threads_of(process: ProcessId) -> int:
+    tasks = Path(f"/proc/{process.pid}/task")
+    return len(list(tasks.iterdir())) if tasks.is_dir() else 0
