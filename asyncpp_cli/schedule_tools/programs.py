@@ -256,19 +256,15 @@ def measured_run(folder: Path) -> MeasuredRun:
         UserError: no segment was measured, or a row is damaged.
     """
     try:
-        return _measured_run(folder)
+        rows = run_at(folder).metrics()
+        starts = [row for row in rows if row["kind"] == "start"]
+        segments = [row for row in rows if row["kind"] == "segment"]
+        times = rank_times(segments, starts[-1]["rank_of_stage"]) if starts else None
+        if times is None:
+            raise UserError(f"{folder}: no segment of it was measured (replays are not)")
+        return MeasuredRun(stages=len(times.forward), microbatches=starts[-1]["microbatches"], times=times)
     except KeyError as error:
         raise UserError(f"{folder}: metrics.jsonl: a row lacks {error.args[0]}") from error
-
-
-def _measured_run(folder: Path) -> MeasuredRun:
-    rows = run_at(folder).metrics()
-    starts = [row for row in rows if row["kind"] == "start"]
-    segments = [row for row in rows if row["kind"] == "segment"]
-    times = rank_times(segments, starts[-1]["rank_of_stage"]) if starts else None
-    if times is None:
-        raise UserError(f"{folder}: no segment of it was measured (replays are not)")
-    return MeasuredRun(stages=len(times.forward), microbatches=starts[-1]["microbatches"], times=times)
 
 
 def rank_times(segments: Iterable[Mapping[str, Any]], rank_of_stage: Sequence[int]) -> RankTimes | None:

@@ -117,13 +117,8 @@ def _label(name: str) -> str:
 def _title_lines(headings: Sequence[Heading], depth: int) -> list[list[str]]:
     """The lines of the headings, aligned at the bottom."""
     titles = [heading.title.split("\n") for heading in headings]
-    return [
-        [
-            escaped(title[place - depth + len(title)]) if place >= depth - len(title) else ""
-            for title in titles
-        ]
-        for place in range(depth)
-    ]
+    padded = [[""] * (depth - len(title)) + title for title in titles]
+    return [[escaped(title[place]) for title in padded] for place in range(depth)]
 
 
 def _row(texts: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from html import escape
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.load.measured_timeline import MeasuredTimeline, read_measured_timeline
+from asyncpp_cli.report.load.run import Settings, grouped
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import SettingError, assign
 from asyncpp_cli.schedule_tools.programs import rank_times
@@ -53,22 +54,30 @@ class TimelinePair:
     unit: str
     """`SECONDS`, or `forwards` if nothing was measured."""
 
+    @property
+    def source(self) -> _Source:
+        """What it is made from."""
+        if self.unit != SECONDS:
+            return _Source.PROGRAM
+        return _Source.TIMELINE if self.measured is not None else _Source.MEAN_TIMES
+
 
 def timeline_pairs(cells: Sequence[CellResult]) -> list[TimelinePair]:
     """A pair for each distinct program of the cells that is not too large to draw.
 
     Of cells with the same program, the first with a measured timeline is taken, else the first with times.
     """
-    pairs: dict[object, tuple[_Source, TimelinePair | None]] = {}
-    for cell in cells:
-        key = _program_key(cell)
-        known = pairs.get(key)
-        if key is None or (known is not None and _best_source(cell) <= known[0]):
-            continue
-        pair = _pair(cell)
-        if known is None or _source(pair) > known[0]:
-            pairs[key] = _source(pair), pair
-    return [pair for _, pair in pairs.values() if pair is not None]
+    found = []
+    for group in grouped([cell for cell in cells if cell.config is not None], _program_key):
+        best: TimelinePair | None = None
+        for cell in group:
+            if best is not None and _best_source(cell) <= best.source:
+                continue
+            pair = _pair(cell)
+            if pair is not None and (best is None or pair.source > best.source):
+                best = pair
+        found += [] if best is None else [best]
+    return found
 
 
 class _Source(IntEnum):
@@ -92,21 +101,9 @@ def _best_source(cell: CellResult) -> _Source:
     return _Source.TIMELINE if recorded else _Source.MEAN_TIMES
 
 
-def _source(pair: TimelinePair | None) -> _Source:
-    if pair is None or pair.unit != SECONDS:
-        return _Source.PROGRAM
-    return _Source.TIMELINE if pair.measured is not None else _Source.MEAN_TIMES
-
-
-def _program_key(cell: CellResult) -> object:
-    if cell.config is None:
-        return None
+def _program_key(cell: CellResult) -> Settings:
     sections = ("schedule.", "parallel.stages")
-    return tuple(
-        (key, repr(value))
-        for key, value in cell.config.items()
-        if key.startswith(sections) and cell.uses(key)
-    )
+    return cell.settings(lambda key: key.startswith(sections) and cell.uses(key))
 
 
 def _pair(cell: CellResult) -> TimelinePair | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -113,8 +114,10 @@ def _go_back(run: Run) -> int:
 
 
 def _set_aside(path: Path) -> None:
+    """Rename a damaged file or folder, if it is there, to a name that is not in use."""
+    names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
     if path.exists():
-        path.replace(_backup_name(path))
+        path.replace(next(name for name in names if not name.exists()))
 
 
 def _last_attempt(run: Run) -> int:
@@ -150,11 +153,3 @@ def _may_be_running(attempt: Attempt) -> str | None:
         if elsewhere and attempt.run.age(attempt.file(RankStart, rank)) <= lease:
             return f"it may be running on {elsewhere[0]}: try again when it has been silent for {lease:g} s"
     return None
-
-
-def _backup_name(file: Path) -> Path:
-    """An unused name for a damaged file."""
-    number = 1
-    while (other := file.with_name(f"{file.name}.damaged-{number}")).exists():
-        number += 1
-    return other

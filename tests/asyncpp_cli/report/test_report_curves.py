@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from asyncpp_cli.report.load.curves import band, curve, kept_indices
+from asyncpp_cli.report.formats.charts import band, curve, kept_indices
 from asyncpp_cli.report.load.metrics_rows import STEP_SCHEMA
 
 LOSSES = arrays.arrays(np.float64, st.integers(1, 60), elements=st.floats(0, 9) | st.just(math.nan))
