@@ -1,2 +1,2 @@
-"""`asyncpp report`: `load/` reads run folders, `analysis/` averages and compares cells, `layout/` declares
+"""`asyncpp report`: `load/` reads run folders, `analysis/` averages and compares cells, `tables/` declares
 columns and tables, `formats/` writes them."""

@@ -12,7 +12,7 @@ from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.cells import DEFAULT_GPU, planned_machine
 from asyncpp_cli.planner.decision import KINDS, Best, best_layouts, faster, sharded_best
 from asyncpp_cli.planner.layouts import CONSIDERED
-from asyncpp_cli.report.analysis.verdict import DOES_NOT_PAY, EXAMPLE, PAYS, UNDECIDED, Verdict
+from asyncpp_cli.report.analysis.verdict import EXAMPLE, UNDECIDED, Verdict, answer_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,7 @@ class Transfer:
         if self.times is None:
             return UNDECIDED
         _, low, high = self.times
-        if high is not None and high < 1:
-            return PAYS
-        return DOES_NOT_PAY if low is not None and low > 1 else UNDECIDED
+        return answer_of(low, high)
 
     @property
     def where(self) -> str:

@@ -51,6 +51,13 @@ _MOST_SEEDS = 64
 """Limit of the search for the number of seeds that would decide."""
 
 
+def answer_of(low: float | None, high: float | None) -> str:
+    """Whether asynchrony pays, by the interval of its time over the synchronous time; None: open there."""
+    if high is not None and high < 1:
+        return PAYS
+    return DOES_NOT_PAY if low is not None and low > 1 else UNDECIDED
+
+
 @dataclass(frozen=True, kw_only=True)
 class Speed:
     """Tokens per second of a delayed arm over those of a synchronous one."""
@@ -104,10 +111,7 @@ class Verdict:
     @property
     def answer(self) -> str:
         """`pays`, `does not pay` or `undecided`."""
-        if self.interval is None or self.reason is not None:
-            return UNDECIDED
-        low, high = self.interval
-        return PAYS if high < 1 else DOES_NOT_PAY if low > 1 else UNDECIDED
+        return UNDECIDED if self.interval is None or self.reason is not None else answer_of(*self.interval)
 
     @property
     def seeds_to_decide(self) -> int | None:

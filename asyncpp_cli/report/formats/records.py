@@ -99,30 +99,26 @@ def _one_type(values: list[Any]) -> list[Any]:
     return values
 
 
-_COLUMNS = ("run", "kind", *STEP_SCHEMA, "val_loss", "set")
-
-
 def step_table(cells: Sequence[CellResult]) -> pl.DataFrame:
     """A table with columns `run`, `kind` (step, eval), those of `STEP_SCHEMA`, `val_loss`, and `set`: null
     for the headline, else a validation set."""
     runs = [run for cell in cells for run in cell.runs]
-    names = pl.Enum(list(dict.fromkeys(run.id for run in runs)))
-    kinds = pl.Enum(["step", "eval"])
-    schema = dict(
-        zip(_COLUMNS, (names, kinds, *STEP_SCHEMA.values(), pl.Float64(), pl.String()), strict=True)
-    )
-    return pl.concat([pl.DataFrame(schema=schema), *_parts(runs, schema)], rechunk=False)
+    schema: dict[str, pl.DataType] = {
+        "run": pl.Enum(list(dict.fromkeys(run.id for run in runs))),
+        "kind": pl.Enum(["step", "eval"]),
+        **STEP_SCHEMA,
+        "val_loss": pl.Float64(),
+        "set": pl.String(),
+    }
+    return pl.concat([pl.DataFrame(schema=schema), *_parts(runs, schema)], how="diagonal", rechunk=False)
 
 
 def _parts(runs: Iterable[RunResult], schema: dict[str, pl.DataType]) -> Iterable[pl.DataFrame]:
     for run in runs:
         if run.steps is not None and len(run.steps):
-            yield run.steps.select(
+            yield run.steps.with_columns(
                 pl.lit(run.id, dtype=schema["run"]).alias("run"),
                 pl.lit("step", dtype=schema["kind"]).alias("kind"),
-                *STEP_SCHEMA,
-                pl.lit(None, dtype=pl.Float64()).alias("val_loss"),
-                pl.lit(None, dtype=pl.String()).alias("set"),
             )
         evaluations = [
             {
