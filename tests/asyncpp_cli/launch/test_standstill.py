@@ -132,6 +132,7 @@ def test_no_process_can_be_started_at_all(tmp_path: Path, monkeypatch: pytest.Mo
 SCRIPT = """
 import sys, time
 from pathlib import Path
+from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.launch.local_machine import LocalJobs
 from asyncpp_cli.sites.resources import Resources
