@@ -98,10 +98,9 @@ class Library:
     """
 
     def __init__(self, text: str, *, name: str, end: str | int | None, start: str | None = None) -> None:
+        tokenizers = library()
         try:
-            self._tokenizer = library().Tokenizer.from_str(text)
-        except UserError:
-            raise
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises nothing narrower
             raise UserError(
                 f"{name} is not a tokenizer that the library tokenizers reads ({error})"

@@ -333,16 +333,15 @@ def job_state(job_id: str) -> str:
     return state or "gone"
 
 
-def shown_number(job_id: str, name: str) -> int:
-    """A number among what SLURM shows of a job, such as `Restarts`.
+def restarts(job_id: str) -> int:
+    """How often SLURM has started a job again.
 
     Raises:
         SlurmError: SLURM does not say.
     """
     description = run_command(["scontrol", "--all", "--oneliner", "show", "job", job_id])
-    match = re.search(rf"\b{name}=(\d+)", description)
-    if match is None:
-        raise SlurmError(f"scontrol: no {name} of {job_id}")
+    if (match := re.search(r"\bRestarts=(\d+)", description)) is None:
+        raise SlurmError(f"scontrol: no Restarts of {job_id}")
     return int(match[1])
 
 

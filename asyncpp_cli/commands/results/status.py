@@ -81,13 +81,18 @@ def _watch(experiment: Experiment, *, cells: bool, failed: bool) -> None:
     from rich.live import Live
 
     from asyncpp_cli.base.console import console, show_table, shown_table
+    from asyncpp_cli.slurm.run_status import SlurmQueue, hold_notes
 
     terminal = console()
     live = Live(console=terminal, auto_refresh=False, vertical_overflow="visible")
     try:
         with live if terminal.is_terminal else nullcontext():
             while True:
-                title, columns, rows = _current_table(experiment, cells=cells, failed=failed)
+                queue = SlurmQueue(experiment)
+                run_statuses = queue.run_statuses(with_accounting=False)
+                title, columns, rows = _table(experiment, run_statuses, cells=cells, failed=failed)
+                notes = [*([_no_answer(queue)] if queue.no_answer else []), *hold_notes(run_statuses)]
+                title = ". ".join([f"{time.strftime('%H:%M:%S')}  {title}", *notes])
                 if terminal.is_terminal:
                     table = shown_table(columns, rows, title=title, width=terminal.width, fit=_FIT)
                     live.update(table, refresh=True)
@@ -96,18 +101,6 @@ def _watch(experiment: Experiment, *, cells: bool, failed: bool) -> None:
                 time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-
-
-def _current_table(
-    experiment: Experiment, *, cells: bool, failed: bool
-) -> tuple[str, list[str], list[list[str]]]:
-    from asyncpp_cli.slurm.run_status import SlurmQueue, hold_notes
-
-    queue = SlurmQueue(experiment)
-    run_statuses = queue.run_statuses(with_accounting=False)
-    title, columns, rows = _table(experiment, run_statuses, cells=cells, failed=failed)
-    notes = [*([_no_answer(queue)] if queue.no_answer else []), *hold_notes(run_statuses)]
-    return ". ".join([f"{time.strftime('%H:%M:%S')}  {title}", *notes]), columns, rows
 
 
 def _table(

@@ -238,7 +238,7 @@ def _requeue(status: Status, experiment: Experiment, manifest: ArrayManifest, jo
     try:
         state = slurm.job_state(job.id)
         ending = phase_of(state) is not JobPhase.RUNNING
-        if ending and slurm.shown_number(job.id, "Restarts") > job.restart:
+        if ending and slurm.restarts(job.id) > job.restart:
             exclude_from(job.id, experiment, manifest)
             _say("SLURM has queued it again")
             return code
