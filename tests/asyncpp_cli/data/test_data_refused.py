@@ -115,9 +115,8 @@ def test_a_text_with_the_token_that_ends_a_document_is_refused_by_place(name: st
         write_lines(tmp_path / "x.jsonl", given)
         (tmp_path / "x.txt").write_text("\n<|endoftext|>\n".join(given))
         polars.DataFrame({"text": given}).write_parquet(tmp_path / "x.parquet")
-        said = refusal(
-            "data", "prepare", tmp_path / name, *options, "--out", tmp_path / "out", "--workers", "1"
-        )
+        words = [tmp_path / name, *options, "--out", tmp_path / "out", "--workers", "1"]
+        said = refusal("data", "prepare", *words)
         place = {"x.txt": "line 2006", "x.jsonl": "line 3", "x.parquet": "row 3"}[name]
         if bad == "\0":
             assert f"{name}, {place}: {bad!r} behind " in said

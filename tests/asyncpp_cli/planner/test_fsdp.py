@@ -95,9 +95,8 @@ def simulated(units: Units, sharding: Sharding, microbatches: int) -> float:
         for block, unit in enumerate(units.blocks):
             if gathers:
                 events.exchange(name(f"gathered {block}"), unit.gather, f"{previous} began")
-            events.compute(
-                name(f"forward {block}"), unit.forward, *([name(f"gathered {block}")] if gathers else [])
-            )
+            waits = [name(f"gathered {block}")] if gathers else []
+            events.compute(name(f"forward {block}"), unit.forward, *waits)
             previous = name(f"forward {block}")
         events.compute(name("head"), units.head.forward)
         events.compute(name("head backward"), units.head.backward)
@@ -117,9 +116,8 @@ def simulated(units: Units, sharding: Sharding, microbatches: int) -> float:
         events.compute(name("embedding backward"), units.embedding.backward, *waits)
         if reduces:
             events.exchange(name("reduced 0"), units.blocks[0].reduce, f"{previous} ended")
-            events.exchange(
-                name("root reduced"), units.embedding.reduce, name("embedding backward") + " ended"
-            )
+            root, after = units.embedding.reduce, name("embedding backward ended")
+            events.exchange(name("root reduced"), root, after)
     return events.seconds()
 
 
@@ -195,10 +193,9 @@ def test_matrices_are_exchanged_by_bytes() -> None:
 def test_layouts_come_by_memory_and_time() -> None:
     base, costs = base_of("7b", ["optimizer=adamw", "data.context=4096"]).config, Roofline(DEVICES["h100"])
 
-    def found(gpus: int, limit_gb: float = 75.0, tokens_per_step: int = 2**20) -> list[Sharded]:
-        return fsdp_layouts(
-            base, gpus=gpus, tokens_per_step=tokens_per_step, costs=costs, links=LINKS, limit_gb=limit_gb
-        )
+    def found(gpus: int, **asked: float) -> list[Sharded]:
+        usual = {"limit_gb": 75.0, "tokens_per_step": 2**20}
+        return fsdp_layouts(base, gpus=gpus, costs=costs, links=LINKS, **usual | asked)
 
     layouts = found(64)
     keys = [(each.memory_gb > 75, each.seconds) for each in layouts]
@@ -271,9 +268,8 @@ def estimated(row: dict[str, str]) -> float:
     how = Sharding(ranks=ranks, replicas=gpus // ranks, reshard=row["layout"] != "fsdp weights kept")
     units = units_of(config, how, costs, links, gradient_bytes=int(row["gradient_bytes"]))
     again = float(row["recomputed"])
-    units = replace(
-        units, blocks=[replace(unit, backward=unit.backward + again * unit.forward) for unit in units.blocks]
-    )
+    blocks = [replace(unit, backward=unit.backward + again * unit.forward) for unit in units.blocks]
+    units = replace(units, blocks=blocks)
     microbatches = config.schedule.microbatches
     seconds = step_seconds(units, how, microbatches=microbatches)
     seconds += sum(update_seconds(config, ranks, costs, links))

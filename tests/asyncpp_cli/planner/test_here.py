@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,24 +25,16 @@ _TWO_CORES = Machine(cores=2, gpus=())
 def _measured_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Embedding and head take no time, forward and backward of a block 1 and 2 seconds, an update none."""
 
-    def measured(configs: Collection[RunConfig]) -> list[Measured]:
-        return [of_one(config) for config in configs]
-
-    def of_one(config: RunConfig) -> Measured:
+    def measured(config: RunConfig) -> Measured:
         free = dict.fromkeys(("forward", "backward", "input_half", "weight_half", "cheap"), 0.0)
         block = free | {"forward": 1.0, "backward": 2.0, "input_half": 1.0, "weight_half": 1.0}
         size = str(config.train.microbatch_size)
-        parts: dict[str, Any] = {"embedding": free, "block": block, "head": free}
-        content = {
-            "conditions": conditions(config),
-            "device": "cpu",
-            "threads": config.site.threads,
-            "message_seconds": 0.0,
-            "parts": {name: {"update": 0.0, "microbatch": {size: times}} for name, times in parts.items()},
-        }
-        return Measured(Path("here"), content)
+        of_parts = {"embedding": free, "block": block, "head": free}
+        parts = {name: {"update": 0.0, "microbatch": {size: times}} for name, times in of_parts.items()}
+        machine = {"device": "cpu", "threads": config.site.threads, "message_seconds": 0.0}
+        return Measured(Path("here"), {"conditions": conditions(config), "parts": parts, **machine})
 
-    monkeypatch.setattr(here, "_measured", measured)
+    monkeypatch.setattr(here, "_measured", lambda configs: [measured(config) for config in configs])
     monkeypatch.setattr(here, "_MEASURED", {})
     monkeypatch.setattr(here, "_MOST_FLOPS", 2e10)
 
@@ -61,7 +52,6 @@ def test_a_run_takes_its_start_its_steps_and_its_evaluations() -> None:
     [synchronous] = seconds_here(
         [replace(config, schedule=replace(config.schedule, name="1f1b"))], machine=_TWO_CORES
     )
-    assert synchronous is not None
     assert synchronous == pytest.approx(here._START_SECONDS + 10 * 5 * 3 + 2 * 2, rel=0.01)
     # On one core two ranks take turns.
     [crowded] = seconds_here([config], machine=Machine(cores=1, gpus=()))

@@ -338,12 +338,8 @@ def test_the_load_of_experts_is_that_of_the_last_segment() -> None:
     other = measure(from_rows([segment(1.5, 3.5)]))
     assert (measured.load_max_over_mean, measured.load_entropy) == (2.5, 0.8)
     assert measured.experts_never_chosen == 3
-    cell = last(
-        *(
-            replace(one, measurement=replace(load, val_loss=2.0))
-            for one, load in zip(seeds("2bw", 2.0, 2.0), (measured, other), strict=True)
-        )
-    )
+    loads = [replace(load, val_loss=2.0) for load in (measured, other)]
+    cell = last(*(replace(run("2bw", seed=seed), measurement=load) for seed, load in enumerate(loads)))
     assert (text(cell, "load_max_over_mean"), cell.load_by_block) == ("3.00±0.71", [1.5, 3.0])
     assert records([cell])[0]["experts_never_chosen"] == 3
     assert text(last(run("2bw", 2.0)), "load_max_over_mean") == "-"

@@ -23,10 +23,8 @@ def tuned(tmp_path: Path) -> Experiment:
 def test_each_arm_at_its_best(tuned: Experiment) -> None:
     ended = succeeded("report", tuned.folder, "--format", "json")
     first, second = json.loads(ended.output)
-    assert [(cell["schedule"], cell["optimizer.lr"]) for cell in (first, second)] == [
-        ("1f1b", 1e-3),
-        ("2bw", 1e-1),
-    ]
+    best = [(cell["schedule"], cell["optimizer.lr"]) for cell in (first, second)]
+    assert best == [("1f1b", 1e-3), ("2bw", 1e-1)]
     assert second["gap"] == pytest.approx((2.1 - 0.2) - (2.0 - 0.2)), "against the other arm's best"
     assert (first["tuning"]["steps"], first["tuning"]["grid_steps"]) == (4 * 2 + 2 * 2 + 12, 4 * 16)
     assert (first["tuning"]["on_edge"], second["tuning"]["on_edge"]) == ([], ["optimizer.lr"])
@@ -37,10 +35,8 @@ def test_price_and_edge_are_in_the_summary(tuned: Experiment) -> None:
     text = " ".join(asyncpp("report", tuned.folder).output.split())
     assert "Tuned over optimizer.lr=1e-4:1e-1:log, 4 points in each arm" in text
     assert "Tuning took 48 steps; the grid takes 128, 2.7 times fewer." in text
-    assert (
-        "On the edge of the values tried, so a better one may lie beyond: optimizer.lr of schedule=2bw."
-        in text
-    )
+    edge = "On the edge of the values tried, so a better one may lie beyond: optimizer.lr of schedule=2bw."
+    assert edge in text
 
 
 def test_a_failed_run_is_named(tuned: Experiment) -> None:

@@ -54,14 +54,11 @@ def test_a_report_has_each_set(folder: Path) -> None:
     succeeded("sweep", "mine.yaml", "--out", "e")
     train_all("e")
     sync, delayed = cells_of(folder / "e")
-    rows = {
-        run.id: [row for row in run.metrics() if row["kind"] == "eval"][-1]
-        for run in open_experiment(folder / "e").runs
-    }
+    runs = open_experiment(folder / "e").runs
+    rows = {run.id: [row for row in run.metrics() if row["kind"] == "eval"][-1] for run in runs}
     for name in ("data", "wiki", "code"):
-        means = [
-            sum(rows[run]["sets"][name]["val_loss"] for run in cell["runs"]) / 2 for cell in (sync, delayed)
-        ]
+        losses = {run: row["sets"][name]["val_loss"] for run, row in rows.items()}
+        means = [sum(losses[run] for run in cell["runs"]) / 2 for cell in (sync, delayed)]
         assert [sync[f"{name}.val_loss"], delayed[f"{name}.val_loss"]] == pytest.approx(means)
         assert delayed[f"{name}.gap"] == pytest.approx(means[1] - means[0])
         assert delayed[f"{name}.gap_low"] <= delayed[f"{name}.gap"] <= delayed[f"{name}.gap_high"]
@@ -85,9 +82,8 @@ def test_a_report_has_each_set(folder: Path) -> None:
     assert "wiki" in table
     [header, *_] = csv.reader(io.StringIO(succeeded("report", "e", "--format", "csv").output))
     assert {"wiki.val_loss", "wiki.val_loss_std", "code.gap_low"} <= set(header)
-    assert (
-        "Each entry: code gap" in succeeded("report", "e", "--value", "code.gap", "--cols", "schedule").output
-    )
+    by_schedule = succeeded("report", "e", "--value", "code.gap", "--cols", "schedule").output
+    assert "Each entry: code gap" in by_schedule
     steps = Experiment("e").steps()
     assert steps["set"].value_counts().height == 4
     assert steps.filter(pl.col("set") == "wiki").height == 2 * len(rows)

@@ -52,9 +52,8 @@ def test_a_rank_of_a_job_that_cannot_even_begin_says_so_in_a_line(run: Run, smal
     job["SLURM_STEP_TASKS_PER_NODE"] = "1"
     module = "asyncpp_cli.launch.common.supervisor"
     command = [sys.executable, "-m", module, str(run.folder), str(attempt.number)]
-    ended = subprocess.run(
-        command, env=os.environ | job, capture_output=True, text=True, check=False, timeout=100
-    )
+    done = {"capture_output": True, "text": True, "check": False, "timeout": 100}
+    ended = subprocess.run(command, env=os.environ | job, **done)
     assert ended.returncode != 0
     assert "cannot be written (No space left on device: free some space)" in ended.stdout
     assert "Traceback" not in ended.stdout + ended.stderr

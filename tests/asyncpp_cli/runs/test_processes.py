@@ -42,11 +42,8 @@ def test_a_process_of_another_boot_or_namespace_is_elsewhere() -> None:
     me = this_process()
     gone = replace(me, start=me.start + 1)
     assert (is_local(me), is_gone(me), is_gone(gone)) == (True, False, True)
-    for elsewhere in (
-        replace(gone, host="elsewhere"),
-        replace(gone, boot="00000000-0000-0000-0000-000000000000"),
-        replace(gone, namespace="pid:[1]"),
-    ):
+    of_another_boot = replace(gone, boot="00000000-0000-0000-0000-000000000000")
+    for elsewhere in (replace(gone, host="elsewhere"), of_another_boot, replace(gone, namespace="pid:[1]")):
         assert (is_local(elsewhere), is_gone(elsewhere)) == (False, False)
         send_signal(replace(elsewhere, start=me.start), signal.SIGKILL)  # would be the end of this test
     # Where boot and namespace are unknown, by host, pid and start alone.

@@ -276,9 +276,8 @@ def test_the_commands_need_no_torch_and_a_mistake_ends_with_2():
         "sys.argv = ['asyncpp', 'schedule', 'show', 'x']\n"
         "main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].startswith("asyncpp: error: unknown schedule 'x'")
     assert "Traceback" not in done.stderr
