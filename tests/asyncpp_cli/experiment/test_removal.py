@@ -1,28 +1,32 @@
-"""`asyncpp remove`: names what would be lost, asks, and loses nothing else."""
+"""`asyncpp remove` asks and loses nothing else; ids and paths are those of the experiment, or are refused."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
 from support.attempts import claimed, submitted
 from support.command_line import Terminal, asyncpp, refusal, succeeded
-from support.files import contents
+from support.files import contents, edit
 from support.report_experiment import ExperimentFolder, settings
 
 import asyncpp as api
 from asyncpp_cli.experiment import removal
-from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.launch.common.arrays import ArrayManifest
 from asyncpp_cli.runs.attempts.files import Claimed, Job, RankStart
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.slurm import client as slurm
+from asyncpp_cli.slurm.submissions import read_submissions
+from stages.config.records import DamagedError, read_record
 
 
 @pytest.fixture
@@ -33,6 +37,14 @@ def folder(tmp_path: Path) -> Path:
     experiment.add(settings("2bw", "muon"))
     experiment.add(settings("paci", "muon"), status=Status(state=State.PENDING))
     return tmp_path / "e"
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """What is none of the experiment's, beside it."""
+    (tmp_path / "victim" / "plain").mkdir(parents=True)
+    (tmp_path / "victim" / "plain" / "thesis.tex").write_text("years of work")
+    return tmp_path / "victim"
 
 
 @pytest.mark.parametrize(("answer", "removes"), [("yes\n", True), ("n\n", False), ("\n", False), ("", False)])
@@ -71,7 +83,7 @@ def test_without_a_terminal_it_wants_to_be_told(folder: Path) -> None:
 
 def test_a_running_run_is_refused_together_with_all_others(folder: Path) -> None:
     run = open_experiment(folder).run("run-2")
-    assert claim(run, processes=1, replay=True, steps=4) is not None
+    claimed(run, processes=1, replay=True, steps=4)
     before = contents(folder)
     assert "run-2 is running" in refusal("remove", folder, "run-1", "run-2", "--yes")
     assert contents(folder) == before
@@ -81,7 +93,7 @@ def test_a_run_that_starts_while_it_asks_is_kept(folder: Path, monkeypatch: pyte
     experiment = open_experiment(folder)
     chosen = [experiment.run("run-1"), experiment.run("run-2")]
     removal.losses(experiment, chosen)
-    assert claim(chosen[1], processes=1, replay=True, steps=4) is not None
+    claimed(chosen[1], processes=1, replay=True, steps=4)
     before = contents(folder)
     with pytest.raises(api.UserError, match="run-2 is running"):
         removal.remove_runs(experiment, chosen)
@@ -127,15 +139,143 @@ def test_a_run_that_slurm_does_not_list_but_that_shows_signs_of_life_is_kept(
 
 
 @pytest.mark.parametrize(
-    ("names", "message"), [(["run-7"], "no such run"), (["run-"], "3 runs begin"), ([], "no runs named")]
+    ("names", "message"),
+    [
+        (["run-7"], "no such run"),
+        (["run-"], "3 runs begin"),
+        ([], "no runs named"),
+        (["run-0", "run-1", "run-2"], "has no other runs"),
+        *(([path], "") for path in ("", "..", "../run-0", ".", "/", "run-0/../run-1")),
+    ],
 )
-def test_a_name_that_is_not_one_run_removes_nothing(folder: Path, names: list[str], message: str) -> None:
-    before = contents(folder)
-    assert message in refusal("remove", folder, *names, "--yes")
-    assert contents(folder) == before
+def test_names_that_are_not_some_of_the_runs_remove_nothing(
+    folder: Path, victim: Path, tmp_path: Path, names: list[str], message: str
+) -> None:
+    before = contents(tmp_path)
+    ended = asyncpp("remove", folder, *names, "--yes")
+    assert (ended.code, message in ended.errors) == (2, True)
+    assert contents(tmp_path) == before
 
 
-def test_all_runs_of_an_experiment_are_not_removed(folder: Path) -> None:
-    before = contents(folder)
-    assert "has no other runs" in refusal("remove", folder, "run-0", "run-1", "run-2", "--yes")
-    assert contents(folder) == before
+HOSTILE = [
+    "..",
+    ".",
+    "",
+    "../../victim/plain",
+    "../run-1",
+    "a/b",
+    "a\\b",
+    "/tmp",
+    "~",
+    "run-0\0",
+    "run-0\n",
+    "-rf",
+    ".hidden",
+    "a" * 300,
+    "a b",
+    "\x1b[31m",
+    "*",
+    7,
+    None,
+    ["run-0"],
+]
+
+COMMANDS: list[list[Any]] = [
+    ["status", "EXPERIMENT"],
+    ["status", "EXPERIMENT", "--json"],
+    ["report", "EXPERIMENT"],
+    ["diff", "EXPERIMENT", "EXPERIMENT"],
+    ["launch", "EXPERIMENT", "--replay"],
+    ["cancel", "EXPERIMENT"],
+    ["launch", "EXPERIMENT", "ID", "--failed"],
+    ["remove", "EXPERIMENT", "ID", "--yes"],
+    ["logs", "EXPERIMENT", "ID"],
+    ["extend", "EXPERIMENT", "ID", "--steps", "9", "--out", "OUT"],
+    ["extend", "EXPERIMENT", "--steps", "9", "--out", "OUT"],
+    ["mirror", "EXPERIMENT", "--to", "tensorboard"],
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hostile", ["../run-1", "run-0\n"], ids=ascii)
+def test_a_hostile_id_is_refused_by_every_command(folder: Path, tmp_path: Path, hostile: Any) -> None:
+    cells = json.loads((folder / "experiment.json").read_text())["cells"]
+    edit(folder / "experiment.json", cells=[cells[0] | {"id": hostile}, *cells[1:]])
+    before = contents(tmp_path)
+    for command in COMMANDS:
+        named = str(hostile).replace("\0", "")
+        given = {"EXPERIMENT": folder, "ID": named, "OUT": tmp_path / "out"}
+        ended = asyncpp(*(given.get(word, word) for word in command))
+        assert ended.code == 2, (command, ended)
+        assert "Traceback" not in ended.errors
+        assert "\x1b" not in ended.errors
+        assert contents(tmp_path) == before
+        if not named.startswith(("-", "\x1b")) and "\\" not in named:
+            assert "experiment.json: cells[0].id is" in ended.errors or "No such" in ended.errors, ended
+
+
+def test_an_id_of_two_cells_is_refused(folder: Path) -> None:
+    cells = json.loads((folder / "experiment.json").read_text())["cells"]
+    edit(folder / "experiment.json", cells=[cells[0], cells[0]])
+    assert "cells[1].id is run-0, which is an earlier cell's" in refusal("remove", folder, "run-0", "--yes")
+
+
+@pytest.mark.parametrize("what", ["runs/run-0", "runs"])
+def test_a_linked_run_is_refused_before_its_cell_is_gone(
+    folder: Path, victim: Path, tmp_path: Path, what: str
+) -> None:
+    (folder / what).rename(victim / "moved")
+    (folder / what).symlink_to(victim / "moved")
+    before = contents(folder.parent)
+    succeeded("status", folder)
+    for names in (["run-0"], ["run-1", "run-0"]):
+        ended = asyncpp("remove", folder, *names, "--yes")
+        assert (ended.code, "is a link" in ended.errors) == (2, True), ended
+        assert contents(folder.parent) == before
+    assert [cell.id for cell in open_experiment(folder).cells] == ["run-0", "run-1", "run-2"]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=ascii)
+def test_hostile_names_in_other_records_are_refused(folder: Path, hostile: Any) -> None:
+    experiment = open_experiment(folder)
+    array = {"name": "a", "file": "array-0.json", "runs": ["run-0"], "shape": "s"}
+    texts = dict.fromkeys(("site", "cluster", "user", "host", "state", "interpreter"), "x")
+    whole = {"format": 1, "time": 1.0, "software": {}, "code": "abc", "arrays": [array]} | texts
+    submission = experiment.submissions / "1" / "submission.json"
+    submission.parent.mkdir(parents=True)
+    submission.write_text(json.dumps(whole))
+    assert [each.folder for each in read_submissions(experiment).all] == [submission.parent]
+    damages = [
+        {"arrays": [array | {"runs": [hostile]}]},
+        {"arrays": [array | {"file": hostile}]},
+        {"code": hostile},
+    ]
+    for damage in damages:
+        submission.write_text(json.dumps(whole | damage))
+        assert read_submissions(experiment).all == []
+
+    shape = {"nodes": 1, "tasks": 1, "tasks_per_node": 1, "cpus_per_task": 1, "gpus_per_node": 0}
+    row = {"id": "run-0", "config_sha256": "0", "steps": 4}
+    manifest = {"name": "a", "submission": "1", "cluster": "c", "replay": False, "retries": 0}
+    manifest |= {"signal_lead": 1, "network_interface": None, "srun_flags": [], "site_settings": {}}
+    manifest |= {"code": "abc", "software": {}, "shape": shape, "rows": [row]}
+    file = folder / "array-0.json"
+    file.write_text(json.dumps(manifest))
+    assert read_record(file, ArrayManifest).rows[0].id == "run-0"
+    for change in ({"rows": [row | {"id": hostile}]}, {"submission": hostile}):
+        file.write_text(json.dumps(manifest | change))
+        with pytest.raises(DamagedError, match=r"array-0\.json: (rows\[0\]\.id|submission) is"):
+            read_record(file, ArrayManifest)
+
+    parent = {"format": 1, "experiment": "/e", "run": hostile, "step": 1, "steps": 2, "changed": {}}
+    (folder / "runs" / "run-1" / "parent.json").write_text(json.dumps(parent))
+    assert "parent.json: run is" in " ".join(asyncpp("report", folder).output.split())
+
+
+def test_an_endless_number_of_attempts_is_refused(folder: Path) -> None:
+    edit(folder / "runs" / "run-0" / "status.json", attempt=2**52)
+    ended = asyncpp("status", folder)
+    assert (ended.code, "attempt is 4503599627370496; accepted" in " ".join(ended.output.split())) == (
+        0,
+        True,
+    )
