@@ -98,7 +98,6 @@ def test_what_is_no_fault_of_ours() -> None:
         (["launch", "x", "--max-parallel", "0"], "--max-parallel: accepted: 1 or more"),
         (["status", "x", "y"], "unexpected argument: y"),
         (["report", "x", "--format", "docx"], "--format: 'docx' is not known; accepted: table, markdown"),
-        (["launch", "x", "--max-parallel", "0"], "--max-parallel"),
         (["schedule", "show"], "Missing argument"),
         (["status", "a\nb\x1b[2J", "--frob\n\x1b"], "No such option"),
     ],

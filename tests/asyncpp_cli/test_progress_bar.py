@@ -8,15 +8,11 @@ from collections.abc import Callable
 from threading import Timer
 
 import pytest
+from support.command_line import Terminal
 
 from asyncpp_cli.base import progress
 from asyncpp_cli.base.console import say
 from asyncpp_cli.base.progress import shown
-
-
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 class _Elapsed(Timer):
@@ -45,7 +41,7 @@ def test_a_terminal_shows_how_much_is_done(
 ) -> None:
     monkeypatch.setattr(progress, "Timer", _Elapsed)
     monkeypatch.setenv("COLUMNS", "60")
-    text = _written(_Terminal(), monkeypatch)
+    text = _written(Terminal(), monkeypatch)
     assert all(part in text for part in ("ranks", "50%", "a remark"))
     assert "\x1b[2J" not in text
     assert "a result" not in text
@@ -53,7 +49,7 @@ def test_a_terminal_shows_how_much_is_done(
 
 
 def test_what_is_quick_shows_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _written(_Terminal(), monkeypatch) == "a remark\n"
+    assert _written(Terminal(), monkeypatch) == "a remark\n"
 
 
 def test_a_file_gets_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:

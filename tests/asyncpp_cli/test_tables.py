@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -175,35 +176,25 @@ def test_an_experiment_that_names_no_gpu_is_planned_without_times(printed: dict[
     assert f"the best {len(rows)} pipelines" in " ".join(shown.split())
 
 
-def sweep(folder: Path) -> Experiment:
+def swept(folder: Path) -> Experiment:
+    """The quickstart with two seeds, of which three runs are completed and one has failed."""
     succeeded("sweep", "quickstart", *TINY, "matrix.seed=[0,1]", "--out", folder)
     experiment = open_experiment(folder)
+    done = Status(state=State.COMPLETED, attempt=1, step=40, steps=40, started=0.0, updated=0.0)
+    failed = replace(done, state=State.FAILED, cause=Cause.ERROR, reason="rank 1: RuntimeError: a long story")
+    rows = [
+        {"kind": "start", "attempt": 1, "step": 0},
+        {"kind": "end", "step": 40, "weights_sha256": "0" * 64},
+    ]
     for number, run in enumerate(experiment.runs[:4]):
-        rows = [{"kind": "start", "attempt": 1, "step": 0}]
-        if number < 3:
-            rows.append({"kind": "end", "step": 40, "weights_sha256": "0" * 64})
-        run.metrics_file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        run.write_status(
-            Status(
-                state=State.COMPLETED if number < 3 else State.FAILED,
-                cause=Cause.ERROR if number == 3 else Cause.NONE,
-                reason="rank 1: RuntimeError: too many gradients were not finite, one after the other"
-                if number == 3
-                else "",
-                attempt=1,
-                step=40,
-                steps=40,
-                started=0.0,
-                updated=0.0,
-                train_loss=3.0 + number,
-                tokens_per_second=123456.0,
-            )
-        )
+        written = rows if number < 3 else rows[:1]
+        run.metrics_file.write_text("".join(f"{json.dumps(row)}\n" for row in written))
+        run.write_status(replace(done if number < 3 else failed, train_loss=3.0 + number))
     return experiment
 
 
 def test_the_failed_runs_alone_and_a_line_for_each_cell(tmp_path: Path) -> None:
-    experiment = sweep(tmp_path / "e")
+    experiment = swept(tmp_path / "e")
     assert len(experiment.runs) == 12
     failed = asyncpp("status", tmp_path / "e", "--failed").output.splitlines()
     assert [line.split()[0] for line in failed[2:]] == [experiment.runs[3].id]

@@ -26,11 +26,12 @@ def fall(attempt: Attempt, rank: int, code: int, *, stopped: bool = False) -> No
     end_rank(attempt, rank, **by_signal, stopped=stopped)
 
 
-def submitted(experiment: Experiment, **runs: tuple[str, ...]) -> str:
+def submitted(experiment: Experiment, *, state: str = "submitted", **runs: tuple[str, ...]) -> str:
     """Record a submission to the cluster `c`; its name.
 
     Args:
         experiment: the experiment.
+        state: of the submission.
         runs: ids of the runs of each array, by the array's name.
     """
     folder = new_folder(experiment)
@@ -40,7 +41,7 @@ def submitted(experiment: Experiment, **runs: tuple[str, ...]) -> str:
     )
     write_submission(
         Submission(
-            folder=folder, time=0.0, site="s", cluster="c", user=user_name(), host="h", state="submitted",
+            folder=folder, time=0.0, site="s", cluster="c", user=user_name(), host="h", state=state,
             interpreter="python", software={}, code="c0de", arrays=arrays,
         )
     )  # fmt: skip

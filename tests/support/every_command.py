@@ -3,7 +3,7 @@
 python every_command.py (EXPERIMENT RESULTS KIND)...
 python every_command.py --widths COMMANDS RESULTS
 
-KIND is plain, terminal, closed, few, full or read-only. Several kinds share one process and what it imports;
+KIND is plain, closed, few, full or read-only. Several kinds share one process and what it imports;
 after `closed` there is no standard output any more. With --widths the given commands run, each on terminals
 of several widths.
 """
@@ -125,18 +125,13 @@ def main(folder: Path, results: Path, kind: str) -> None:
         with contextlib.suppress(OSError), (folder / "filler").open("wb", buffering=0) as filler:
             while True:
                 filler.write(bytes(4096))
-    if kind == "terminal":
-        for name in ("COLUMNS", "LINES", "NO_COLOR"):
-            os.environ.pop(name, None)
-        os.environ["TERM"] = "xterm"
     ends: list[dict[str, Any]] = []
     out, err = results / "out", results / "err"
     for arguments in commands(folder, kind=kind):
         sys.argv = ["asyncpp", *arguments]
         code: object = 0
         fault = ""
-        redirect = on_terminal if kind == "terminal" else in_file
-        with redirect(1, out), redirect(2, err):
+        with in_file(1, out), in_file(2, err):
             if kind == "closed":
                 os.close(1)
             try:

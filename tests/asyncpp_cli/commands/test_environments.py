@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.text import Text
 from support.files import ROOT
 from support.privileges import NOBODY, permitted
 from support.report_experiment import ExperimentFolder, begun, settings
@@ -30,7 +29,6 @@ NO_HOME = "env -u HOME -u USER -u LOGNAME -u XDG_CACHE_HOME -u XDG_CONFIG_HOME"
 ENVIRONMENTS = {
     # name: what the folder goes through, what the commands run under, kind of `every_command`
     "plain": ("", "", "plain"),
-    "80 columns": ("", "", "terminal"),
     "closed": ("", "", "closed"),
     "no home, ascii": ("", f"{NOBODY} {NO_HOME} PYTHONIOENCODING=ascii LC_ALL=C", "plain"),
     "read-only": ("mount --bind {0} {0} && mount -o remount,bind,ro {0} && ", "", "read-only"),
@@ -133,7 +131,7 @@ def test_every_command(environment: str, ended: Callable[[str], Ended]) -> None:
             assert end["errors"].count("asyncpp: error: ") == 1, end
     code = {" ".join(end["arguments"]).replace(str(folder), "DIR"): end["code"] for end in ends}
     errors = {" ".join(end["arguments"]).replace(str(folder), "DIR"): end["errors"] for end in ends}
-    if environment in ("plain", "80 columns", "no home, ascii"):
+    if environment in ("plain", "no home, ascii"):
         for words in ("status DIR/e", "report DIR/e", "sweep quickstart --out DIR/new", "logs DIR/e run-0"):
             assert code[words] == 0, errors[words]
     if environment == "closed":
@@ -151,9 +149,3 @@ def test_every_command(environment: str, ended: Callable[[str], Ended]) -> None:
         assert reason in errors["sweep quickstart --out DIR/new"]
         assert reason in errors["launch DIR/c"]
         assert reason in errors["train DIR/c/runs/run-0 --replay"]
-    if environment == "80 columns":
-        for end in ends:
-            of_fixed_form = {"--json", "csv"} & set(end["arguments"])
-            if end["arguments"][0] in ("status", "report", "optimizers") and not of_fixed_form:
-                wide = [line for line in end["output"].split("\n") if Text.from_ansi(line).cell_len > 80]
-                assert wide == [], end["arguments"]

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.attempts import submitted
 from support.command_line import asyncpp
 from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.launch.submission.end_message import claim_end
-from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
-from asyncpp_cli.slurm.submissions import Submission, write_submission
+from asyncpp_cli.runs.experiment_folder import open_experiment
 
 REPORT = """
 import json, os, sys
@@ -62,23 +62,13 @@ def test_a_command_that_is_no_list_of_words_is_refused(folder: Path, value: obje
     assert "on_end" in errors
 
 
-def submitted(experiment: Experiment, name: str, *, state: str = "submitted") -> Submission:
-    folder = experiment.submissions / name
-    folder.mkdir(parents=True)
-    words = {"site": "s", "cluster": "c", "user": "u", "host": "h", "interpreter": "python", "code": "c0de"}
-    submission = Submission(folder=folder, time=0.0, state=state, software={}, arrays=(), **words)
-    write_submission(submission)
-    return submission
-
-
 def test_an_end_is_claimed_once_and_by_the_last_launch(folder: Path) -> None:
     experiment = open_experiment(folder)
     assert claim_end(experiment)
-    first = submitted(experiment, "1")
-    second = submitted(experiment, "2")
-    submitted(experiment, "3", state="withdrawn")
-    assert not claim_end(experiment, submission=first.name)
-    assert claim_end(experiment, submission=second.name)
+    first, second = submitted(experiment), submitted(experiment)
+    submitted(experiment, state="withdrawn")
+    assert not claim_end(experiment, submission=first)
+    assert claim_end(experiment, submission=second)
     # A job that SLURM starts again, and a command that waited.
-    assert not claim_end(experiment, submission=second.name)
+    assert not claim_end(experiment, submission=second)
     assert not claim_end(experiment)

@@ -10,29 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 from support.command_line import asyncpp, succeeded
-from support.launches import most_at_once, sweep
+from support.launches import ONE, most_at_once, sweep
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch.local_machine import _planned_gb
 from asyncpp_cli.planner.costs.devices import CONTEXT_GB
 from asyncpp_cli.planner.planned_memory import planned_memory
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import Machine, Resources, ranks_of, resources_of
 from stages.config.run_config import ModelConfig, ParallelConfig, RunConfig, ScheduleConfig
 
-TINY = [
-    "matrix.schedule=2bw",
-    "matrix.optimizer=adamw",
-    "matrix.error_feedback=false",
-    "model=micro",
-    "data.context=16",
-    "train.microbatch_size=1",
-    "train.eval_microbatches=3",
-    "train.steps=3",
-    "parallel.stages=1",
-]
+SMALL = [*ONE, "train.steps=3"]
 
 
 def config_of(*, stages: int, data: int, chunks: int = 1) -> RunConfig:
@@ -75,11 +64,9 @@ def test_a_launch_says_that_processes_share_a_gpu_and_a_run_that_it_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    folder = tmp_path / "experiment"
-    succeeded("sweep", "quickstart", *TINY, "parallel.stages=2", "--out", folder)
-    launched = asyncpp("launch", folder)
+    (run,) = sweep(tmp_path / "e", *SMALL).runs
+    launched = asyncpp("launch", tmp_path / "e")
     assert "GPUs here: 1; the processes of a run share them" in launched.errors
-    (run,) = open_experiment(folder).runs
     assert Attempt(run, 1).description().gpus == 1
     if not torch.cuda.is_available():
         logs = "".join(file.read_text() for file in run.folder.glob("logs/**/*") if file.is_file())
@@ -89,10 +76,8 @@ def test_a_launch_says_that_processes_share_a_gpu_and_a_run_that_it_has_none(
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.slow
 def test_a_cell_of_two_data_ranks_is_launched_on_two_processes(tmp_path: Path) -> None:
-    folder = tmp_path / "experiment"
-    succeeded("sweep", "quickstart", *TINY, "parallel.data=2", "--out", folder)
-    succeeded("launch", folder)
-    (run,) = open_experiment(folder).runs
+    (run,) = sweep(tmp_path / "e", *SMALL, "parallel.stages=1", "parallel.data=2").runs
+    succeeded("launch", tmp_path / "e")
     assert run.status().state == State.COMPLETED, run.status().reason
     assert [bool(Attempt(run, 1).processes(rank)) for rank in range(3)] == [True, True, False]
     start, *rows = run.metrics()
