@@ -66,7 +66,8 @@ class _Simulation:
         stages = program.num_stages
         self.program = program
         self.costs = costs
-        self.durations = durations(program, costs)
+        no_time = [[0.0] * count] * stages
+        self.durations = {op: times or no_time for op, times in durations(program, costs).items()}
         self.first = program.first_step * program.microbatches
         self.position = [0] * program.num_ranks
         self.clock = [0.0] * program.num_ranks
@@ -81,6 +82,14 @@ class _Simulation:
             self.activations_at[0] = [0.0] * count
         if not program.head_shards:
             self.gradient_at[-1] = [0.0] * count
+        self.waits_for = {
+            Op.FORWARD: self.activations_at,
+            Op.HEAD: self.activations_at,
+            Op.BACKWARD: self.gradient_at,
+            Op.BACKWARD_INPUT: self.gradient_at,
+            Op.HEAD_WEIGHT: self.gradient_at,
+            Op.EMBED_WEIGHT: self.of_embedded_at,
+        }
         # Of what a stage needs from all shards, what has been sent so far.
         self.parts_at: list[list[float]] = [[] for _ in range(count if program.head_shards else 0)]
         self.embedded_at: list[list[float]] = [[] for _ in range(count if program.tied_shards else 0)]
@@ -112,12 +121,10 @@ class _Simulation:
 
     def _play(self, rank: int) -> None:
         """Advance `rank` until it waits for another rank or is done."""
-        forward, weight_half, update = Op.FORWARD, Op.BACKWARD_WEIGHT, Op.UPDATE
-        head, embed, embed_weight = Op.HEAD, Op.EMBED, Op.EMBED_WEIGHT
-        durations, pending_version = self.durations, self.pending_version
+        durations, pending_version, update = self.durations, self.pending_version, Op.UPDATE
         actions = self.program.actions[rank]
         starts, ends = self.starts[rank], self.ends[rank]
-        first, routes = self.first, self.routes
+        first, routes, waits_for = self.first, self.routes, self.waits_for
         place, now = self.position[rank], self.clock[rank]
         while place < len(actions):
             stage, op, microbatch, version = actions[place]
@@ -126,37 +133,16 @@ class _Simulation:
                 if done < 0:
                     break
                 now = done
-            index = microbatch - first
-            if op is forward or op is head:
-                arrived = self.activations_at[stage][index]
-                if arrived < 0:
-                    break
-                start = now if now >= arrived else arrived
-                now = start + durations[op][stage][index]
-                if channels := routes[stage, op]:
-                    self._send(channels, index, now)
-            elif op is update:
-                start = now
+            start = now
+            if op is update:
                 now = self._issue_update(stage, version, place, now)
-            elif op is weight_half:
-                start = now
-                now = start + durations[op][stage][index]
-            elif op is embed:
-                start = now
-                now = start + (durations[op][stage][index] if self.costs.embed else 0.0)
-                if channels := routes[stage, op]:
-                    self._send(channels, index, now)
-            elif op is embed_weight:
-                arrived = self.of_embedded_at[stage][index]
-                if arrived < 0:
-                    break
-                start = now if now >= arrived else arrived
-                now = start + (durations[op][stage][index] if self.costs.embed_weight else 0.0)
             else:
-                arrived = self.gradient_at[stage][index]
-                if arrived < 0:
-                    break
-                start = now if now >= arrived else arrived
+                index = microbatch - first
+                if (arrivals := waits_for.get(op)) is not None:
+                    arrived = arrivals[stage][index]
+                    if arrived < 0:
+                        break
+                    start = now if now >= arrived else arrived
                 now = start + durations[op][stage][index]
                 if channels := routes[stage, op]:
                     self._send(channels, index, now)
@@ -194,9 +180,8 @@ class _Simulation:
                     continue
                 arrival = max(known)
             arrivals[index] = arrival
-            if receiver is not None and not self.queued[receiver]:
-                self.queued[receiver] = True
-                self.runnable.append(receiver)
+            if receiver is not None:
+                self._wake(receiver)
 
     def _wake(self, rank: int) -> None:
         if not self.queued[rank]:
