@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optimizers.custom import SAVED_SCALARS
 from stages.checkpoint.files import (
     CheckpointError,
     CorrectionState,
@@ -33,7 +34,6 @@ from stages.update.optimizer_step import StageState, UpdateState
 
 STATE_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 """Exceptions that a correction may raise for the state of another correction."""
-_SCALARS = (bool, int, float, str, type(None))
 _SAME_STAGES = "go on with as many stages as saved it"
 
 
@@ -63,7 +63,7 @@ def pack(state: StageState, versions: Sequence[int]) -> tuple[dict[str, Tensor],
         for key, value in kept.items():
             if isinstance(value, Tensor) and value.dtype in SAFETENSORS_DTYPES:
                 tensors[f"optimizer/{name}/{key}"] = value.detach()
-            elif isinstance(value, _SCALARS):
+            elif isinstance(value, SAVED_SCALARS):
                 others.setdefault(name, {})[key] = value
             else:
                 raise TypeError(f"the optimizer keeps {key}, {_described(value)}, which cannot be saved")
@@ -89,7 +89,7 @@ def _pack_correction(
     if isinstance(value, Mapping):
         parts = {key: _pack_correction(part, f"{path}/{key}", names, tensors) for key, part in value.items()}
         return Parts(parts=parts)
-    if isinstance(value, _SCALARS):
+    if isinstance(value, SAVED_SCALARS):
         return Value(value=value)
     if (
         isinstance(value, list)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, product
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -83,7 +83,6 @@ class _Slot:
         self.input_gradient = None if module.embedding is not None else activation
         self.graphs: dict[tuple[int, int, bool], _Graphs] = {}
         """By replica, gradient buffer, and whether the backward is split."""
-        self.is_taken = False
 
     def capture(self, record: Record, replica: Replica, *, split: bool) -> _Graphs:
         """Record the graphs of a replica, with gradients where its parameters' now are."""
@@ -207,10 +206,9 @@ class GraphedStage:
         Raises:
             RuntimeError: no slot is free.
         """
-        slot = self._free.pop() if self._free else None
-        if slot is None or slot.is_taken:
+        if not self._free:
             raise RuntimeError("no slot of the stage's CUDA graphs is free for another micro-batch in flight")
-        slot.is_taken = True
+        slot = self._free.pop()
         buffer = (self._weights.current_buffer + updates) % len(self._weights.gradients)
         graphs = slot.graphs[self._weights.replicas.index(replica), buffer, split]
         slot.given.copy_(given)
@@ -222,14 +220,7 @@ class GraphedStage:
 
     def free(self, slot: _Slot) -> None:
         """The backward of the micro-batch in `slot` is complete."""
-        slot.is_taken = False
         self._free.append(slot)
-
-
-def most_in_flight(actions: Sequence[Action]) -> int:
-    """The most micro-batches of a stage between their forward and the end of their backward."""
-    changes = {Op.FORWARD: 1, Op.BACKWARD: -1, Op.BACKWARD_WEIGHT: -1}
-    return max(accumulate(changes.get(action.op, 0) for action in actions))
 
 
 def updates_until_backward(actions: Sequence[Action]) -> Mapping[tuple[int, int], int]:

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from schedules import analyze
 from schedules.actions import Action, Op, Program
 from schedules.dependencies import launched, updated
 from schedules.messages import Kind, Message, received, sent
 from stages.data.batches import Batches
 from stages.model.gradients.split_backward import DeferredGradients, add_matrix
 from stages.model.head_shard import HeadShard, ShardPass, merge_parts
-from stages.pipeline.cuda_graphs import GraphedStage, most_in_flight, updates_until_backward
+from stages.pipeline.cuda_graphs import GraphedStage, updates_until_backward
 from stages.pipeline.stage_pass import Pass, run_stage
 from stages.pipeline.timeline import kept_actions
 from stages.update.async_update import RankUpdates
@@ -111,13 +112,12 @@ class RankExecutor:
             dtype: likewise.
         """
         for stage, state in self._stages.items():
-            by_program = [program.stage_actions(stage) for program in programs]
-            ops = {action.op for actions in by_program for action in actions}
+            ops = {action.op for program in programs for action in program.stage_actions(stage)}
             if Op.FORWARD not in ops:
                 continue
             self._graphs[stage] = GraphedStage(
                 state.weights,
-                slots=max(map(most_in_flight, by_program)),
+                slots=max(analyze(program).activations[stage] for program in programs),
                 kinds=[False] * (Op.BACKWARD in ops) + [True] * (Op.BACKWARD_INPUT in ops),
                 shape=shape,
                 dtype=dtype,
