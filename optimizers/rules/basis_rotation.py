@@ -42,6 +42,7 @@ from optimizers.rules.base import (
 )
 from optimizers.rules.soap import (
     Basis,
+    accumulate,
     complete,
     eigenbasis,
     in_range,
@@ -93,7 +94,7 @@ class BasisRotation(ListOptimizer):
             rotated = sides(rows, columns, group["geometry"])
             momenta, squares = buffers(chosen, "rotated_first", like), buffers(chosen, "square", like)
             if group["source"] == "second-moment":
-                _accumulate(batch, chosen, rotated, group["beta2"])
+                accumulate(batch, chosen, rotated, group["beta2"])
             refreshing = (step - 1) % group["refresh_interval"] == 0
             if refreshing:
                 original = rotate_back(as_batch(momenta), *_bases(chosen)).lerp(batch, 1 - group["beta1"])
@@ -116,12 +117,6 @@ def _bases(states: States) -> tuple[Basis, Basis]:
         for side in ("left", "right")
     )
     return left, right
-
-
-def _accumulate(batch: Tensor, states: States, rotated: tuple[str, ...], beta: float) -> None:
-    for side in rotated:
-        grams = torch.bmm(batch, batch.mT) if side == "left" else torch.bmm(batch.mT, batch)
-        torch._foreach_lerp_(buffers(states, side, list(grams.unbind())), list(grams.unbind()), 1 - beta)
 
 
 def _refresh_from_second_moment(states: States, rotated: tuple[str, ...], momenta: Tensor) -> None:

@@ -135,6 +135,13 @@ def store(states: Sequence[State], name: str, values: Tensor) -> None:
             state[name] = value.clone(memory_format=torch.contiguous_format)
 
 
+def accumulate(batch: Tensor, states: States, sides: tuple[str, ...], beta: float) -> None:
+    """Add a gradient G to the second moments: G G^T on the left, G^T G on the right."""
+    for side in sides:
+        grams = torch.bmm(batch, batch.mT) if side == "left" else torch.bmm(batch.mT, batch)
+        torch._foreach_lerp_(buffers(states, side, list(grams.unbind())), list(grams.unbind()), 1 - beta)
+
+
 class Soap(ListOptimizer):
     """Adam in the eigenbases Q_L, Q_R. With t counting steps after the first gradient:
 
@@ -165,7 +172,7 @@ class Soap(ListOptimizer):
                 torch._foreach_add_(
                     [parameters[i] for i in positions], list(steps.unbind()), alpha=-group["lr"] * factor
                 )
-            _accumulate(batch, chosen, group["beta2"])
+            accumulate(batch, chosen, ("left", "right"), group["beta2"])
             if step == 0:
                 for side in ("left", "right"):
                     store(chosen, f"{side}_basis", eigenbasis(stacked(chosen, side)))
@@ -181,11 +188,6 @@ def _rotated_adam(batch: Tensor, states: States, group: Group) -> Tensor:
     torch._foreach_lerp_(first, like, 1 - group["beta1"])
     torch._foreach_lerp_(square, list(rotated.square().unbind()), 1 - group["beta2"])
     return rotate_back(as_batch(first) / (as_batch(square).sqrt() + group["eps"]), left, right)
-
-
-def _accumulate(batch: Tensor, states: States, beta: float) -> None:
-    for side, grams in (("left", torch.bmm(batch, batch.mT)), ("right", torch.bmm(batch.mT, batch))):
-        torch._foreach_lerp_(buffers(states, side, list(grams.unbind())), list(grams.unbind()), 1 - beta)
 
 
 def _refresh(states: States) -> None:
