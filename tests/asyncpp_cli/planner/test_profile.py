@@ -24,9 +24,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measured(model: Path) -> Path:
     file = model.parent / "profile.json"
     sizes = ("--microbatch-size", "1", "--microbatch-size", "4")
-    ended = succeeded(
-        "plan", model, *COMMON, "--schedule", "1f1b", "--measure", file, *sizes, "--repeats", "3"
-    )
+    words = ("--schedule", "1f1b", "--measure", file, *sizes, "--repeats", "3")
+    ended = succeeded("plan", model, *COMMON, *words)
     assert "a block takes" in ended.errors
     return file
 
@@ -108,9 +107,8 @@ def test_a_sweep_takes_the_measured_times_of_its_cells(model: Path, measured: Pa
     # Measured with other threads, and no file of times at all.
     ended = asyncpp("sweep", template, "site.threads=1", "--list", "--profile", file)
     assert (ended.code, "core-h" in ended.output + ended.errors) == (0, False)
-    assert "is not a file of `asyncpp plan --measure`" in refusal(
-        "sweep", template, "--list", "--profile", template
-    )
+    said = refusal("sweep", template, "--list", "--profile", template)
+    assert "is not a file of `asyncpp plan --measure`" in said
 
 
 @pytest.mark.parametrize(
@@ -137,7 +135,6 @@ def test_times_of_other_runs_are_refused(other: str, model: Path, measured: Path
 
 
 def test_what_is_no_file_of_times_is_refused(model: Path) -> None:
-    assert "/dev/zero cannot be read (it is not a regular file)" in refusal(
-        "plan", model, *COMMON, "--gpus", "2", "--profile", "/dev/zero"
-    )
+    said = refusal("plan", model, *COMMON, "--gpus", "2", "--profile", "/dev/zero")
+    assert "/dev/zero cannot be read (it is not a regular file)" in said
     assert "a folder; give the name of a file" in refusal("plan", model, *COMMON, "--measure", model.parent)

@@ -89,9 +89,8 @@ def test_rungs(eta: int, samples: int, shares: tuple[float, ...], rungs: tuple[i
 
 @pytest.mark.parametrize("text", ["half", "0.5,0.25", "0,0.5", "0.5,1", ""])
 def test_rungs_that_are_refused(text: str) -> None:
-    assert "increasing shares between 0 and 1" in refusal(
-        "tune", "quickstart", "--over", RATES, "--rungs", text, "--dry-run"
-    )
+    words = ("tune", "quickstart", "--over", RATES, "--rungs", text, "--dry-run")
+    assert "increasing shares between 0 and 1" in refusal(*words)
 
 
 def test_nothing_to_choose_from_is_refused() -> None:
@@ -117,10 +116,9 @@ def test_another_tuning_in_the_same_folder_is_refused_in_one_line(tmp_path: Path
     before = contents(folder)
     write_tuning(question, out=folder)
     assert contents(folder) == before
-    assert (
-        f"another tuning (quickstart {' '.join(TINY)} --over {RATES} --samples 2 --eta 2 --rungs 0.125,0.25)"
-        in refusal("tune", "quickstart", *TINY, "--over", RATES, "--samples", "3", "--out", folder)
-    )
+    words = f"quickstart {' '.join(TINY)} --over {RATES} --samples 2 --eta 2 --rungs 0.125,0.25"
+    said = refusal("tune", "quickstart", *TINY, "--over", RATES, "--samples", "3", "--out", folder)
+    assert f"another tuning ({words})" in said
     changed = asyncpp("tune", folder, "train.steps=7")
     assert (changed.code, contents(folder)) == (2, before)
     assert asyncpp("tune", "quickstart", "--over", RATES).code == 2, "no folder"
