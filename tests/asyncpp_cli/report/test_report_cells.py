@@ -27,7 +27,9 @@ from stages.config.run_config import RunConfig
 LR = "optimizer.lr"
 
 
-def run(schedule: str, loss: float | None = 3.0, *named: Any, speed: float | None = None, **further: Any):
+def run(
+    schedule: str, loss: float | None = 3.0, *named: Any, speed: float | None = None, **further: Any
+) -> RunResult:
     """A run's result, without a speed unless one is given."""
     return report_experiment.run(schedule, *named, loss=loss, speed=speed, **further)
 
