@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
+from support.attempts import claimed
 from support.command_line import asyncpp, succeeded
-from support.files import ROOT
+from support.files import ROOT, edit
 from support.launches import TINY
-from support.report_experiment import quickstart_folder, settings, tuned_experiment
+from support.report_experiment import ExperimentFolder, quickstart_folder, settings, tuned_experiment
 
 from asyncpp_cli.base.console import shown_table
 from asyncpp_cli.base.tables import Fit
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
+from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.status import Cause, State, Status
 
 WORDS = st.lists(st.text(alphabet="abcdefgh", min_size=1, max_size=9), max_size=6).map(" ".join)
@@ -211,6 +214,19 @@ def test_the_failed_runs_alone_and_a_line_for_each_cell(tmp_path: Path) -> None:
     assert len(cells) == 6
     refused = asyncpp("status", tmp_path / "e", "--cells", "--failed")
     assert (refused.code, refused.errors.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("ahead", [-7200.0, 0.0, 7200.0])
+def test_a_running_run_was_heard_of_a_moment_ago_whatever_its_machines_clock(
+    ahead: float, tmp_path: Path
+) -> None:
+    run = ExperimentFolder(tmp_path / "e").add(settings("2bw", "adamw"), status=Status(state=State.PENDING))
+    claimed(run, processes=1, replay=True, steps=4).record_start(0, this_process())
+    edit(run.status_file, state="running", updated=time.time() + ahead)
+    said = re.search(r" (-?[\d:]+) ago", succeeded("status", tmp_path / "e").output)
+    assert said is not None
+    minutes, seconds = map(int, said[1].split(":"))  # no hours, no minus
+    assert 60 * minutes + seconds < 600
 
 
 @pytest.mark.slow
