@@ -156,9 +156,10 @@ class DistributedGroup:
         )
 
     def broadcast(self, flat: Tensor, parts: Sequence[Sequence[Run]]) -> Exchange[None]:
+        nccl: Any = self._communicator
         if self._device_waits:
             # In one launch: there is a run for each owner, with experts one for each owner and stack.
-            self._communicator._start_coalescing()
+            nccl._start_coalescing()
         receives_first = isinstance(self._communicator, FullDuplex)
         owners = sorted(range(self.size), key=lambda owner: receives_first and owner == self.rank)
         works = [
@@ -167,7 +168,7 @@ class DistributedGroup:
             for run in runs_of(flat, parts[owner])
         ]
         if self._device_waits:
-            works = [self._communicator._end_coalescing()]
+            works = [nccl._end_coalescing()]
         return _in_progress(works, lambda: None, device_waits=self._device_waits)
 
 

@@ -43,11 +43,6 @@ class Communicator(Protocol):
         self, output: Tensor, given: Tensor, output_sizes: list[int], given_sizes: list[int], /
     ) -> Work: ...
 
-    def _start_coalescing(self) -> None:
-        """NCCL only: operations begun from here on are one, until `_end_coalescing` begins it."""
-
-    def _end_coalescing(self) -> Work: ...
-
 
 _TAG = 0
 
@@ -82,12 +77,6 @@ class FullDuplex:
         works += [self.send([sent[other]], other, _TAG) for other in self._others if len(sent[other])]
         received[self._rank].copy_(sent[self._rank])
         return _Waited(works)
-
-    def _start_coalescing(self) -> None:
-        raise NotImplementedError("of NCCL")
-
-    def _end_coalescing(self) -> Work:
-        raise NotImplementedError("of NCCL")
 
 
 class _Waited:
@@ -145,12 +134,6 @@ class HostStaged:
         copy = _copy(output)
         work = self._host.alltoall_base(copy, _copy(given), output_sizes, given_sizes)
         return _StagedWork(work, [copy], into=[output])
-
-    def _start_coalescing(self) -> None:
-        raise NotImplementedError("the host waits for every operation")
-
-    def _end_coalescing(self) -> Work:
-        raise NotImplementedError("the host waits for every operation")
 
 
 class _StagedWork:
