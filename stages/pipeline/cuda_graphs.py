@@ -83,6 +83,7 @@ class _Slot:
         self.input_gradient = None if module.embedding is not None else activation
         self.graphs: dict[tuple[int, int, bool], _Graphs] = {}
         """By replica, gradient buffer, and whether the backward is split."""
+        self.is_taken = False
 
     def capture(self, record: Record, replica: Replica, *, split: bool) -> _Graphs:
         """Record the graphs of a replica, with gradients where its parameters' now are."""
@@ -206,9 +207,10 @@ class GraphedStage:
         Raises:
             RuntimeError: no slot is free.
         """
-        if not self._free:
+        slot = self._free.pop() if self._free else None
+        if slot is None or slot.is_taken:
             raise RuntimeError("no slot of the stage's CUDA graphs is free for another micro-batch in flight")
-        slot = self._free.pop()
+        slot.is_taken = True
         buffer = (self._weights.current_buffer + updates) % len(self._weights.gradients)
         graphs = slot.graphs[self._weights.replicas.index(replica), buffer, split]
         slot.given.copy_(given)
@@ -220,6 +222,7 @@ class GraphedStage:
 
     def free(self, slot: _Slot) -> None:
         """The backward of the micro-batch in `slot` is complete."""
+        slot.is_taken = False
         self._free.append(slot)
 
 
