@@ -8,11 +8,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp
-from support.launches import ONE, TINY, sweep, wait_for
+from support.launches import ONE, TINY, started_process, sweep, wait_for
 
 from asyncpp_cli.launch.local_machine import Launcher, tasks_of
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -85,20 +86,20 @@ def test_a_launch_that_only_watched_says_that_it_ended_nothing(tmp_path: Path) -
 def test_a_tune_that_stood_still_leaves_the_next_rung_to_the_other(tmp_path: Path) -> None:
     folder = tmp_path / "tuned"
     command = [sys.executable, "-P", "-m", "asyncpp_cli", "tune", "quickstart", *TINY, "train.steps=4"]
-    command += [
-        *ONE,
-        "--over",
-        "optimizer.lr=[1e-3,2e-3]",
-    ]
-    command += ["--rungs", "0.5", "--max-parallel", "2", "--replay", "--yes", "--out", str(folder)]
-    with (tmp_path / "errors").open("w+") as errors:
-        first = subprocess.Popen(command, stdout=errors, stderr=errors)
+    command += [*ONE, "--over", "optimizer.lr=[1e-3,2e-3]", "--rungs", "0.5", "--max-parallel", "2"]
+    command += ["--replay", "--yes", "--out", str(folder)]
+    with (tmp_path / "errors").open("w+") as errors, ExitStack() as processes:
+
+        def started() -> subprocess.Popen[bytes]:
+            return processes.enter_context(started_process(command, stdout=errors, stderr=errors))
+
+        first = started()
         try:
             wait_for(lambda: (folder / "tune.json").exists(), seconds=250)
             runs = open_experiment(folder).runs
             wait_for(lambda: all(Attempt(run, 1).processes(0) for run in runs), seconds=250)
             first.send_signal(signal.SIGSTOP)
-            second = subprocess.Popen(command, stdout=errors, stderr=errors)
+            second = started()
             wait_for(lambda: any(run.status().attempt == 2 for run in runs), seconds=250)
         finally:
             first.send_signal(signal.SIGCONT)
