@@ -1,20 +1,23 @@
-"""torch's fully_shard beside 1f1b and 2bw: the same model and tokens per step over a link of limited rate.
+"""torch's fully_shard beside pipelines: the same model and tokens per step over links of limited rate.
 
     python benchmarks/fsdp.py --rates 200,1000 --batches 16,64 --out benchmarks/results
+    python benchmarks/fsdp.py --ranks 4 --schedules 1f1b,zb-v,2bw --local-steps 8 --rates 100,1000
 
-Two ranks run in network namespaces, joined by a veth pair whose ends send at most `--rates` Mbit/s (tc's
-tbf). Compute is emulated: a block sleeps a known time for each sequence, twice as long backward, so that two
-ranks can be measured on few cores; weights, gradients and messages are real, in float32. There is no update.
-At each rate and batch the arms take turns over `--rounds` rounds. `planned` is what the closed forms of the
-planner make of these times, of messages by bytes and rate, and of what a gather and a reduction of a block's
-weights take by themselves, which are two further arms; of those it is bytes and rate. Over gloo a host waits
-for each exchange of fully_shard, so nothing of it is hidden, and a reduce-scatter sends what an all-reduce
-does. Needs root, ip(8) and tc(8).
+Ranks run in network namespaces of their own, each with one link to a bridge, both ends of which send at most
+`--rates` Mbit/s (tc's tbf). Compute is emulated: a block sleeps a known time for each sequence, twice as long
+backward, so that several ranks can be measured on few cores; weights, gradients and messages are real, in
+float32. There is no update. At each rate and batch the arms take turns over `--rounds` rounds. `planned` is
+what the closed forms of the planner make of these times, of messages by bytes and rate, and of what a gather
+and a reduction of a block's weights take by themselves, which are two further arms; of those it is bytes and
+rate. Over gloo a host waits for each exchange of fully_shard, so nothing of it is hidden, and a
+reduce-scatter sends what an all-reduce does. With `--local-steps H` an arm `local` is data parallelism that
+averages the weights every H steps. Needs root, ip(8) and tc(8).
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import statistics
@@ -40,11 +43,12 @@ from asyncpp_cli.planner.costs.links import Exchange
 from asyncpp_cli.planner.fsdp import Unit, Units, step_seconds
 from asyncpp_cli.planner.sharding import Sharding
 from asyncpp_cli.planner.step_time import StageTimes, step_time
+from schedules import find
 from stages.comm.process import Process, connected
 from stages.config.run_config import RunConfig
 
-RANKS, CONTEXT = 2, 128
-SCHEDULES, EXCHANGES = ("1f1b", "2bw"), ("gather", "reduce")
+CONTEXT = 128
+EXCHANGES = ("gather", "reduce")
 BURST_SECONDS, LEAST_BURST = 0.004, 100_000
 """What tc lets through at once: seconds of the rate, and bytes at least: more than the largest packet."""
 
@@ -76,10 +80,10 @@ class SleepingBlock(nn.Module):
 
 
 def by_fully_shard(options: argparse.Namespace, batch: int) -> Callable[[], float]:
-    """Measures seconds per step; a rank has its half of the batch at once."""
-    seconds = options.sequence_ms / 1e3 * batch / RANKS
+    """Measures seconds per step; a rank has its share of the batch at once."""
+    seconds = options.sequence_ms / 1e3 * batch / options.ranks
     model = nn.Sequential(*(SleepingBlock(options.values, seconds) for _ in range(options.layers)))
-    mesh = dist.init_device_mesh("cpu", (RANKS,))
+    mesh = dist.init_device_mesh("cpu", (options.ranks,))
     for block in model:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -101,17 +105,34 @@ def by_fully_shard(options: argparse.Namespace, batch: int) -> Callable[[], floa
 
 def by_itself(options: argparse.Namespace, exchange: str) -> Callable[[], float]:
     """Measures seconds of an exchange of a block."""
-    whole, half = torch.zeros(options.values), torch.zeros(options.values // RANKS)
+    whole, shard = torch.zeros(options.values), torch.zeros(options.values // options.ranks)
 
     def segment() -> float:
         dist.barrier()
         started = time.perf_counter()
         for _ in range(options.layers):
             if exchange == "gather":
-                dist.all_gather_into_tensor(whole, half)
+                dist.all_gather_into_tensor(whole, shard)
             else:
-                dist.reduce_scatter_tensor(half, whole)
+                dist.reduce_scatter_tensor(shard, whole)
         return (time.perf_counter() - started) / options.layers
+
+    return segment
+
+
+def by_local_steps(options: argparse.Namespace, batch: int) -> Callable[[], float]:
+    """Measures seconds per step; a rank has its share of the batch, and averages its weights in the end."""
+    seconds = 3 * options.layers * options.sequence_ms / 1e3 * batch / options.ranks
+    blocks = [torch.zeros(options.values) for _ in range(options.layers)]
+
+    def segment() -> float:
+        dist.barrier()
+        started = time.perf_counter()
+        for _ in range(options.local_steps):
+            time.sleep(seconds)
+        for block in blocks:
+            dist.all_reduce(block)
+        return (time.perf_counter() - started) / options.local_steps
 
     return segment
 
@@ -122,7 +143,7 @@ def by_executor(
     """Measures seconds per step of a pipeline."""
     size = batch // options.microbatches
     sleeping_stage.SHAPE = pipeline.SHAPE = (size, CONTEXT, options.width)
-    options.forward_ms = options.sequence_ms * size * options.layers / RANKS
+    options.forward_ms = options.sequence_ms * size * options.layers / options.ranks
     return pipeline.ours(process, options, schedule, slow=False)
 
 
@@ -133,13 +154,20 @@ def measure(options: argparse.Namespace) -> dict[int, dict[str, list[float]]]:
     site, found = RunConfig().site, {}
     site.device = "cpu"
     with connected(
-        rank=options.rank, size=RANKS, local_rank=0, local_size=1, rendezvous=options.folder, site=site
+        rank=options.rank,
+        size=options.ranks,
+        local_rank=0,
+        local_size=1,
+        rendezvous=options.folder,
+        site=site,
     ) as process:
         # torch's fully_shard wants a group of all processes; ours has none.
-        dist.init_process_group("gloo", store=process.store, rank=process.rank, world_size=RANKS)  # noqa: TID251
+        dist.init_process_group("gloo", store=process.store, rank=process.rank, world_size=options.ranks)  # noqa: TID251
         for batch in options.batches:
-            arms = {name: by_executor(process, options, name, batch) for name in SCHEDULES}
+            arms = {name: by_executor(process, options, name, batch) for name in options.schedules}
             arms["fully_shard"] = by_fully_shard(options, batch)
+            if options.local_steps:
+                arms["local"] = by_local_steps(options, batch)
             arms |= {exchange: by_itself(options, exchange) for exchange in EXCHANGES}
             own = in_turns(arms, rounds=options.rounds)
             both = {arm: process.meetings.gather(seconds) for arm, seconds in own.items()}
@@ -157,57 +185,75 @@ def planned(
     """Seconds by arm; `exchanges`: those of a block by themselves."""
     per_second, width = rate * 1e6 / 8, 4
     size = batch // options.microbatches
-    forward = options.sequence_ms / 1e3 * size * options.layers / RANKS
-    times = StageTimes(
-        forward=(forward,) * RANKS,
-        backward=(2 * forward,) * RANKS,
-        input_half=(forward,) * RANKS,
-        weight_half=(forward,) * RANKS,
-        update=(0.0,) * RANKS,
-        reduction=(0.0,) * RANKS,
-        message=size * CONTEXT * options.width * width / per_second,
-    )
-    seconds = {
-        name: step_time(name, times, microbatches=options.microbatches, update_interval=None).seconds
-        for name in SCHEDULES
-    }
-    compute = options.sequence_ms / 1e3 * batch / RANKS
+    compute = options.sequence_ms / 1e3 * batch / options.ranks
+    seconds = {}
+    for name in options.schedules:
+        chunks = find(name).stages_per_rank
+        stages = options.ranks * chunks
+        forward = options.sequence_ms / 1e3 * size * options.layers / stages
+        times = StageTimes(
+            forward=(forward,) * stages,
+            backward=(2 * forward,) * stages,
+            input_half=(forward,) * stages,
+            weight_half=(forward,) * stages,
+            update=(0.0,) * stages,
+            reduction=(0.0,) * stages,
+            message=size * CONTEXT * options.width * width / per_second,
+        )
+        seconds[name] = step_time(
+            name, times, microbatches=options.microbatches, update_interval=None, chunks=chunks
+        ).seconds
     waited = {name: Exchange(each, each) for name, each in exchanges.items()}
     block = Unit(forward=compute, backward=2 * compute, **waited)
     nothing = Unit(forward=0.0, backward=0.0)
     units = Units(embedding=nothing, blocks=[block] * options.layers, head=nothing)
-    seconds["fully_shard"] = step_seconds(units, Sharding(ranks=RANKS), microbatches=1)
-    half = options.values * width / RANKS / per_second
-    return seconds | {"gather": half, "reduce": 2 * half}
+    seconds["fully_shard"] = step_seconds(units, Sharding(ranks=options.ranks), microbatches=1)
+    if options.local_steps:
+        # Over gloo a reduction is an all-reduce.
+        averaging = options.layers * exchanges["reduce"]
+        seconds["local"] = 3 * options.layers * compute + averaging / options.local_steps
+    gathered = options.values * width * (1 - 1 / options.ranks) / per_second
+    return seconds | {"gather": gathered, "reduce": 2 * gathered}
 
 
 @contextmanager
-def joined_namespaces() -> Iterator[list[str]]:
-    """Names of two new network namespaces; the ends of the link between them have the same names."""
-    names = [f"afsdp{os.getpid()}{side}" for side in "ab"]
-    commands = [f"ip netns add {name}" for name in names]
-    commands += [f"ip link add {names[0]} netns {names[0]} type veth peer name {names[1]} netns {names[1]}"]
+def joined_namespaces(count: int) -> Iterator[list[str]]:
+    """Names of new network namespaces, each joined by a link to a bridge in one more, the last of the names.
+
+    Both ends of a link have the name of the rank's namespace.
+    """
+    base = f"afsdp{os.getpid()}"
+    *names, hub = [f"{base}n{number}" for number in range(count)] + [f"{base}hub"]
+    commands = [f"ip netns add {name}" for name in [*names, hub]]
+    commands += [f"ip -n {hub} link add {hub} type bridge", f"ip -n {hub} link set {hub} up"]
     for number, name in enumerate(names, start=1):
-        # Addresses for benchmarks of networks, RFC 2544.
-        commands += [f"ip -n {name} addr add 198.18.79.{number}/30 dev {name}"]
-        commands += [f"ip -n {name} link set {end} up" for end in ("lo", name)]
+        commands += [
+            f"ip link add {name} netns {name} type veth peer name {name} netns {hub}",
+            f"ip -n {hub} link set {name} master {hub}",
+            f"ip -n {hub} link set {name} up",
+            # Addresses for benchmarks of networks, RFC 2544.
+            f"ip -n {name} addr add 198.18.79.{number}/24 dev {name}",
+            *(f"ip -n {name} link set {end} up" for end in ("lo", name)),
+        ]
     try:
         for command in commands:
             subprocess.run(command.split(), check=True)
-        yield names
+        yield [*names, hub]
     finally:
-        for name in names:
+        for name in [*names, hub]:
             subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
 
 
 def at_rate(names: list[str], options: argparse.Namespace, *, rate: float) -> dict[str, Any]:
-    """As `measure`, by two new processes, one in each namespace."""
+    """As `measure`, by new processes, one in each namespace but the last, the bridge's."""
+    *names, hub = names
     with tempfile.TemporaryDirectory() as folder:
         ranks = []
         for rank, name in enumerate(names):
             burst = max(LEAST_BURST, int(rate * 1e6 / 8 * BURST_SECONDS))
             shape = f"rate {rate}mbit burst {burst} latency 200ms"
-            subprocess.run(f"tc -n {name} qdisc replace dev {name} root tbf {shape}".split(), check=True)
+            for end in (name, hub):
+                subprocess.run(f"tc -n {end} qdisc replace dev {name} root tbf {shape}".split(), check=True)
             command = ["ip", "netns", "exec", name, sys.executable, __file__, *sys.argv[1:]]
             ranks.append(
                 subprocess.Popen(
@@ -227,32 +273,45 @@ def numbers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
+def words(text: str) -> list[str]:
+    return text.split(",")
+
+
 def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--rates", type=numbers, default=[200, 1000], help="of the link, Mbit/s")
     arguments.add_argument("--batches", type=numbers, default=[16, 64], help="sequences per step")
+    arguments.add_argument("--ranks", type=int, default=2)
+    arguments.add_argument("--schedules", type=words, default=["1f1b", "2bw"], help="of the pipelines")
+    arguments.add_argument("--local-steps", type=int, default=0, help="between averages; 0: no such arm")
     arguments.add_argument("--microbatches", type=int, default=8, help="of a pipeline's step")
     arguments.add_argument("--layers", type=int, default=8, help="blocks of the model")
     arguments.add_argument("--width", type=int, default=256, help="of the activations that a pipeline sends")
     arguments.add_argument("--values", type=int, default=2**19, help="weights of a block")
     arguments.add_argument("--sequence-ms", type=float, default=2.0, help="forward of a sequence in a block")
     arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--csv", type=Path, help="file for the seconds of each round")
     arguments.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     arguments.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     # What `pipeline` asks for besides.
-    arguments.set_defaults(ranks=RANKS, data=1, ahead=1, ahead_v=0, head_ms=0.0)
+    arguments.set_defaults(data=1, ahead=1, ahead_v=0, head_ms=0.0)
     options = arguments.parse_args()
     if options.rank is not None:
         print(json.dumps(measure(options)), flush=True)
         return
-    rows = []
-    with joined_namespaces() as names:
+    rows: list[dict[str, Any]] = []
+    raw: list[list[Any]] = []
+    with joined_namespaces(options.ranks) as names:
         for rate in options.rates:
             for batch, found in at_rate(names, options, rate=rate).items():
                 exchanges = {name: statistics.median(found[name]) for name in EXCHANGES}
                 expected = planned(options, batch, exchanges, rate=rate)
                 for arm, seconds in found.items():
                     median = statistics.median(seconds)
+                    raw += [
+                        [rate, batch, options.microbatches, arm, number, repr(each), repr(expected[arm])]
+                        for number, each in enumerate(seconds)
+                    ]
                     rows.append(
                         {
                             "Mbit/s": rate,
@@ -265,7 +324,12 @@ def main() -> None:
                             "planned / measured": expected[arm] / median,
                         }
                     )
-    del options.rank, options.folder
+    if options.csv:
+        with options.csv.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["mbit_s", "sequences", "microbatches", "arm", "round", "seconds", "planned"])
+            writer.writerows(raw)
+    del options.rank, options.folder, options.csv
     where = conditions(options, context=CONTEXT, steps_per_round=pipeline.STEPS - 1)
     publish("fsdp", "fully_shard beside two pipelines over a slow link", rows, where, options)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from stages.comm.communicator import Communicator, Work
 from stages.comm.gradient_reduction import runs_of
 from stages.comm.reduction_rounds import reduction_plan
 from stages.model.experts import Routing
+from stages.model.gradients.split_backward import deferred_now
 from stages.model.head_loss import next_token_loss
 from stages.model.head_shard import HeadShard, ShardPass
 from stages.shape.optimizer_sharding import assign_owners
@@ -38,6 +40,7 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor, stage: SleepingStage, layer: int, *weights: Tensor) -> Tensor:
         ctx.stage, ctx.layer, ctx.weights = stage, layer, len(weights)
+        ctx.deferred = deferred_now()
         if layer == 0:
             time.sleep(stage.seconds)
         return given * 1.0
@@ -47,14 +50,19 @@ class _Sleep(torch.autograd.Function):
         stage, done = ctx.stage, len(ctx.stage.layers) - ctx.layer
         if done == 1:
             stage.backward_began = time.perf_counter()
+        halves = 2
+        if ctx.deferred is not None:
+            halves = 1
+            ctx.deferred.leave([], partial(time.sleep, stage.seconds / len(stage.layers)))
         # Until a point in time, so that what comes late in one layer does not add up over the layers.
-        end = stage.backward_began + 2 * stage.seconds * done / len(stage.layers)
+        end = stage.backward_began + halves * stage.seconds * done / len(stage.layers)
         time.sleep(max(0.0, end - time.perf_counter()))
         return gradient * 1.0, None, None, *(torch.zeros(1) for _ in range(ctx.weights))
 
 
 class SleepingStage(nn.Module):
-    """Takes and returns activations of `SHAPE`, after a sleep; twice as long backward.
+    """Takes and returns activations of `SHAPE`, after a sleep; twice as long backward, once in each half of a
+    split one.
 
     Args:
         seconds: of a forward.
