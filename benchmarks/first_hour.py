@@ -73,6 +73,12 @@ STEPS = (
         4,
     ),
     Step(
+        "Tokens per second of a whole 360m beside transformers'?",
+        ("benchmarks/peer.py", "--device", "cuda"),
+        3,
+        5,
+    ),
+    Step(
         "Do kernels, replay and two ranks on one GPU give a CPU's numbers?",
         ("-m", "pytest", "-m", "gpu", "-rA", "tests/stages/test_gpu.py"),
         3,

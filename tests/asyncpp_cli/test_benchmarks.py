@@ -5,6 +5,8 @@ big_stage.py has a test of its own (test_lone_stage).
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import shutil
@@ -13,13 +15,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.command_line import succeeded
 from support.files import ROOT
+from support.launches import sweep
 
 pytestmark = pytest.mark.slow
 
 PIPELINE = "pipeline.py --ranks 2 --microbatches 2 --forward-ms 1 --rounds 1 --json"
 
+PEER = "peer.py --device cpu --model micro --context 16 --microbatches 1 --steps 1 --segments 2 --json"
+
 PRINTS_JSON = {
+    PEER: "over transformers",
     PIPELINE: "speedup_by_round",
     f"{PIPELINE} --data 2 --reduce-ms 2 --spread-ms 1": "conditions",
     "action_overhead.py --turns 2 --json": "replay_over_plain_cpu_median",
@@ -47,6 +54,37 @@ def test_fully_shard_runs_beside_pipelines(tmp_path: Path) -> None:
     few = "--batches 4 --microbatches 2 --layers 2 --values 1024 --sequence-ms 1 --rounds 1"
     rows = json.loads(run(tmp_path, "fsdp.py", "--rates", "1000", *few.split(), "--json"))["rows"]
     assert [row["arm"] for row in rows] == ["1f1b", "2bw", "fully_shard", "gather", "reduce"]
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("tc") is None, reason="a slow link needs root and tc(8)"
+)
+def test_the_boundarys_arms_are_measured_as_planned(tmp_path: Path) -> None:
+    few = "--ranks 2 --schedules zb-v --local-steps 2 --batches 4 --microbatches 4 --layers 4 --values 1024"
+    given = [*few.split(), "--sequence-ms", "1", "--rounds", "1", "--csv", tmp_path / "raw.csv"]
+    run(tmp_path, "fsdp.py", "--rates", "1000", *given)
+    with (tmp_path / "raw.csv").open(newline="") as file:
+        rows = {row["arm"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["zb-v", "fully_shard", "local", "gather", "reduce"]
+    # Three sleeps for each block and sequence, shared by the ranks; ZB-V waits less than 1F1B does.
+    compute = 3 * 4 * 4 / 2 * 1e-3
+    assert compute <= float(rows["local"]["seconds"])
+    assert compute <= float(rows["zb-v"]["seconds"])
+    assert compute <= float(rows["zb-v"]["planned"]) <= compute * (4 + 2 - 1) / 4
+
+
+def test_one_worker_in_local_steps_is_the_run_itself(tmp_path: Path) -> None:
+    settings = ["matrix.schedule=[1f1b]", "matrix.optimizer=[muon]", "matrix.error_feedback=[false]"]
+    settings += ["train.steps=4", "train.microbatch_size=4", "schedule.microbatches=1", "parallel.stages=1"]
+    experiment = sweep(tmp_path / "e", "model=micro", "data.context=32", "train.eval_interval=4", *settings)
+    succeeded("launch", experiment.folder, "--replay")
+    (own,) = experiment.runs
+    alone, others = (
+        next(csv.DictReader(io.StringIO(run(tmp_path, "local_steps.py", experiment.folder, *workers))))
+        for workers in (("--workers", "1"), ("--workers", "4", "--every", "2"))
+    )
+    assert float(alone["val_loss"]) == pytest.approx(own.validation_losses()[4], rel=1e-5)
+    assert float(others["val_loss"]) != pytest.approx(own.validation_losses()[4], rel=1e-4)
 
 
 @pytest.mark.usefixtures("own_cache")

@@ -21,7 +21,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     # An arm that cannot be made ends its process, and no other.
     given += ["--schedules", "2bw,no-such,1f1b,paci"]
     ended = subprocess.run(
-        [sys.executable, SCRIPT, *given], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, SCRIPT, *given], capture_output=True, text=True, check=False, timeout=900
     )
     assert ended.returncode == 0, ended.stderr
     (written,) = folder.glob("big-stage-*.md")
