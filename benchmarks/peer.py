@@ -28,7 +28,7 @@ from frame import conditions, parser, publish, seconds_of
 
 from asyncpp_cli.planner.base_config import base_of
 from stages.config.run_config import RunConfig
-from stages.model.block.compiler import is_compiled
+from stages.model.compiler import is_compiled
 from stages.shape.hf_config import hf_config
 
 CACHE = Path(tempfile.gettempdir()) / "asyncpp-peer-compiled"
