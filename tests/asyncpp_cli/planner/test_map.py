@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from support.launches import started_process, wait_for
 from support.planned import COSTS
 
 from asyncpp_cli.planner.base_config import base_of
+from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.decision import KINDS, best_layouts, decision_map, faster, sharded_best
 from asyncpp_cli.planner.layouts import CONSIDERED
 from asyncpp_cli.planner.ranking import ranked
@@ -41,17 +43,20 @@ def test_the_readme_says_what_is_planned() -> None:
     text = " ".join((Path(__file__).parents[3] / "README.md").read_text().split())
     found = re.search(
         r"for (\w+) with Muon on (\d+) H100s and ([\d,]+) tokens per step `asyncpp plan` estimates that a "
-        r"delay of one step may cost up to (\d+) % more steps than FSDP takes",
+        r"delay of one step may cost up to (\d+) % more steps than FSDP takes, at (\d+) Gbit/s up to (\d+) %",
         text,
     )
-    model, gpus, tokens, share = found.groups()
+    assert found is not None
+    model, gpus, tokens, share, slow_gbit, slow_share = found.groups()
     base = base_of(model, ["optimizer=muon"]).config
-    settings = {"gpus": int(gpus), "tokens_per_step": int(tokens.replace(",", "")), "costs": COSTS}
     limit = COSTS.device.usable_gb
-    best = best_layouts(base, **settings, names=CONSIDERED, limit_gb=limit)
-    sharded = sharded_best(base, **settings, limit_gb=limit)
-    assert faster(best["synchronous"], sharded) == sharded
-    assert round(100 * (sharded.seconds / best["delay 1"].seconds - 1)) == int(share)
+    slow = replace(COSTS.device, network_gbs=int(slow_gbit) / 8)
+    for costs, expected in ((COSTS, share), (Roofline(slow), slow_share)):
+        settings = {"gpus": int(gpus), "tokens_per_step": int(tokens.replace(",", "")), "costs": costs}
+        best = best_layouts(base, **settings, names=CONSIDERED, limit_gb=limit)
+        sharded = sharded_best(base, **settings, limit_gb=limit)
+        assert faster(best["synchronous"], sharded) == sharded
+        assert round(100 * (sharded.seconds / best["delay 1"].seconds - 1)) == int(expected)
 
 
 @pytest.mark.slow
