@@ -370,11 +370,13 @@ def _mean_in_a_band(arm: Arm, curves: Sequence[tuple[Floats, Floats]], *, marker
     return lines
 
 
-def _band(arm: Arm, x: Sequence[Any], low: Sequence[float | None], high: Sequence[float | None]) -> Line:
+def _band(
+    arm: Arm, x: Sequence[Any], low: Sequence[float | None], high: Sequence[float | None], **further: Any
+) -> Line:
     """A band between two curves, as far as both are known."""
     known = [ends for ends in zip(x, low, high, strict=True) if None not in ends]
     places, least, most = zip(*known, strict=True) if known else ((), (), ())
-    return arm.faint([*places], [*least], high=[*most], width=0, opacity=0.18)
+    return arm.faint([*places], [*least], high=[*most], width=0, opacity=0.18, **further)
 
 
 def _known(values: Floats) -> list[float | None]:
@@ -416,7 +418,7 @@ def _time(arms: Sequence[Arm]) -> Chart:
             low, high = (
                 [mean + way * std for mean, std in zip(means, deviations, strict=True)] for way in (-1, 1)
             )
-            lines[name] = [_band(arm, hours, low, high)] if any(deviations) else []
+            lines[name] = [_band(arm, hours, low, high, name=name)] if any(deviations) else []
             lines[name].append(arm.line(hours, means, name=name))
     return Chart(
         title="Loss over time",
