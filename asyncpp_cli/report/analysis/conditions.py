@@ -123,7 +123,7 @@ def _source_lines(starts: Sequence[MetricsRow]) -> list[str]:
 def _first(texts: Sequence[str]) -> list[str]:
     """The first of them, and the number of the others."""
     others = len(texts) - _MOST_VALUES
-    return [*texts[:_MOST_VALUES], *([f"{others} others"] if others > 0 else [])]
+    return [*texts[:_MOST_VALUES], *([f"{others} other{'s' * (others > 1)}"] if others > 0 else [])]
 
 
 def _evaluation_lines(cells: Sequence[CellResult], starts: Sequence[MetricsRow]) -> list[str]:

@@ -133,7 +133,7 @@ def _pair(cell: CellResult) -> TimelinePair | None:
         program = segment_program(config, first_step=first_step, steps=steps)
     predicted = simulate(program, uniform_costs(program, forward=unit, backward=unit * BACKWARD))
     return TimelinePair(
-        title=", ".join([f"{cell.schedule}, {stages} stages", *_settings(cell, config)]),
+        title=", ".join([f"{cell.schedule}, {stages} stage{'s' * (stages != 1)}", *_settings(cell, config)]),
         predicted=predicted if measured is None else measured.part_of(predicted),
         measured=measured.timeline(program) if measured is not None else None,
         steps=_steps(measured),
