@@ -331,7 +331,7 @@ def main() -> None:
             writer.writerows(raw)
     del options.rank, options.folder, options.csv
     where = conditions(options, context=CONTEXT, steps_per_round=pipeline.STEPS - 1)
-    publish("fsdp", "fully_shard beside two pipelines over a slow link", rows, where, options)
+    publish("fsdp", "fully_shard beside pipelines over slow links", rows, where, options)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from optimizers.build import build_optimizer
+from schedules import is_synchronous
 from stages.config.run_config import RunConfig, optimizer_options
 from stages.data.batches import Batches
 from stages.data.dataset import prepare
@@ -104,10 +105,13 @@ def trained(config: RunConfig, *, workers: int, every: int) -> float:
 
 def refusal(config: RunConfig, *, workers: int) -> str | None:
     """Why a run cannot be trained in local steps."""
-    if config.parallel.stages > 1 or config.schedule.microbatches > 1 or config.error_feedback.coefficient:
-        return "accepted: a synchronous run of one stage, in one micro-batch"
-    if config.train.microbatch_size % workers:
-        return f"train.microbatch_size: {config.train.microbatch_size} sequences for {workers} workers"
+    parallel, train = config.parallel, config.train
+    if not is_synchronous(config.schedule.name) or config.schedule.microbatches > 1:
+        return "accepted: a synchronous schedule, with one micro-batch"
+    if parallel.stages > 1 or parallel.data > 1 or train.precision != "float32":
+        return "accepted: runs of one stage and one data rank in float32"
+    if train.microbatch_size % workers:
+        return f"train.microbatch_size: {train.microbatch_size} sequences for {workers} workers"
     return None
 
 
@@ -129,13 +133,9 @@ def main() -> None:
     with ProcessPoolExecutor(options.parallel) as pool:
         losses = pool.map(partial(trained, workers=options.workers, every=options.every), configs)
         for config, loss in zip(configs, losses, strict=True):
-            run = [
-                config.optimizer.lr,
-                config.train.steps,
-                config.train.microbatch_size,
-                config.seed,
-            ]
-            written.writerow([options.workers, options.every, *run, repr(loss)])
+            train = config.train
+            run = [config.optimizer.lr, train.steps, train.microbatch_size, config.seed, repr(loss)]
+            written.writerow([options.workers, options.every, *run])
             sys.stdout.flush()
 
 

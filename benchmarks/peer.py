@@ -7,18 +7,16 @@ Ours is `big_stage.py` with the model as its only stage. The other is the class 
 export names, as its users train: float32 weights under autocast to the run's precision, each decoder layer
 compiled where ours are, torch's fused AdamW, gradients clipped at 1, attention by torch's
 `scaled_dot_product_attention`. Both have the same sizes, batch and number of steps, and a process of their
-own. What was compiled is cached for the next time.
+own. What was compiled is in torch's cache the next time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,9 +28,6 @@ from asyncpp_cli.planner.base_config import base_of
 from stages.config.run_config import RunConfig
 from stages.model.compiler import is_compiled
 from stages.shape.hf_config import hf_config
-
-CACHE = Path(tempfile.gettempdir()) / "asyncpp-peer-compiled"
-WARM_UP_SEGMENTS = 1
 
 
 def config_of(options: argparse.Namespace) -> RunConfig:
@@ -74,16 +69,16 @@ def training_step(config: RunConfig, options: argparse.Namespace) -> Callable[[]
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The row of transformers, in this process."""
+    """The row of transformers, in this process; the first segment warms up."""
     torch.set_num_threads(options.threads)
     config = config_of(options)
     step = training_step(config, options)
     rates = []
     tokens = options.steps * options.microbatches * options.microbatch_size * config.data.context
-    for _ in range(WARM_UP_SEGMENTS + options.segments):
+    for _ in range(1 + options.segments):
         seconds = seconds_of(lambda: [step() for _ in range(options.steps)], device=options.device)
         rates.append(tokens / seconds)
-    lower, median, upper = statistics.quantiles(rates[WARM_UP_SEGMENTS:], n=4, method="inclusive")
+    lower, median, upper = statistics.quantiles(rates[1:], n=4, method="inclusive")
     peak = torch.cuda.max_memory_allocated() / 1e9 if options.device == "cuda" else None
     return {"tokens_per_second": median, "quartiles": (lower, upper), "memory_gb": peak, "why_not": ""}
 
@@ -91,13 +86,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def row_of(arm: str, command: list[str]) -> dict[str, Any]:
     """What an arm's process prints; says why where that is nothing."""
     print(arm, file=sys.stderr, flush=True)
-    ended = subprocess.run(
-        [sys.executable, *command],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(CACHE)},
-    )
+    ended = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, text=True, check=False)
     names = ("tokens_per_second", "quartiles", "memory_gb", "why_not")
     if ended.returncode != 0:
         return {"arm": arm, **dict.fromkeys(names), "why_not": f"ended with code {ended.returncode}"}

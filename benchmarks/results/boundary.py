@@ -194,6 +194,8 @@ def page() -> Iterator[str]:
                 as_planned /= best.ratio * planned[rate, best.sequences][best.arm]
                 row += f" {ratio} | {ratio.verdict} | {as_planned:.2f} |"
             yield row
+    for arm in ("1f1b", "fully_shard"):
+        yield _compared(arm, rates, measured)
     yield ""
     yield "| sequences | Mbit/s | arm | ms per step | planned / measured |"
     yield "| ---: | ---: | --- | ---: | ---: |"
@@ -215,6 +217,18 @@ def page() -> Iterator[str]:
     for (sequences, arm), of_rates in sorted(of_arms_choice.items()):
         losses_by_rate = ", ".join(f"{rate:g}: {loss:.3f}" for rate, loss in sorted(of_rates.items()))
         yield f"| {sequences} | {OTHERS.get(arm, arm)} | {losses_by_rate} |"
+
+
+def _compared(arm: str, rates: Sequence[float], measured: Speeds) -> str:
+    """The delay beside a synchronous arm of the same batch, over all points."""
+    ratios = []
+    for batch in BATCHES:
+        synchronous, (delayed, *_), _ = choices(batch)
+        same = synchronous[SYNCHRONOUS.index(arm)]
+        ratios += [over(delayed, same, rate, measured) for rate in rates]
+    low, high = min(each.middle for each in ratios), max(each.middle for each in ratios)
+    pays = sum(each.verdict == "pays" for each in ratios)
+    return f"`{arm}`: {low:.2f} to {high:.2f} of its time, and less at {pays} of {len(ratios)} points"
 
 
 def readme() -> Iterator[str]:
