@@ -68,11 +68,14 @@ def sweep(
     whose folder was removed are restored.
     """
     from asyncpp_cli.base.console import command, say
+    from asyncpp_cli.experiment.shipped import find_template
     from asyncpp_cli.experiment.sweep_notes import environment_notes, notes
     from asyncpp_cli.experiment.template import text_of
     from asyncpp_cli.planner.sweeping import sweep_template
 
     if out is None and not list_only:
+        # A name that is none of a template is the first thing to mend.
+        find_template("experiments", template, beside=None)
         raise UserError("--out DIR is missing: the experiment's folder (or --list, to only show its cells)")
     if resolve and (not list_only or as_json):
         raise UserError("--resolve goes with --list: it prints the template")

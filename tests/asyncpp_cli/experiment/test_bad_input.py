@@ -212,6 +212,8 @@ def test_the_mistakes_of_a_file_are_named_at_once(content: str, named: list[str]
 def test_an_unknown_template_is_refused_with_those_there_are(tmp_path: Path) -> None:
     assert "sweep quickstart model=7b" in refusal("sweep", "7b", "--list")
     assert "did you mean quickstart?" in refusal("sweep", "quickstrat", "--out", tmp_path / "out")
+    assert "7b is a model, not an experiment: asyncpp sweep quickstart model=7b" in refusal("sweep", "7b")
+    assert "--out DIR is missing" in refusal("sweep", "quickstart")
     assert "quickstart" in refusal("templates", "show", "quickstrat")
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
