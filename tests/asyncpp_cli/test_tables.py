@@ -87,6 +87,12 @@ def test_prose_is_folded_between_words_and_an_id_without_room_anywhere() -> None
     assert shown.plain.splitlines()[3:] == ["1f1b-adamw-ef0-micro-s0-  1,234", "189d2753"]
 
 
+def test_a_column_without_a_title_and_texts_takes_no_room() -> None:
+    """As in `asyncpp diff` of two single cells, which need no name."""
+    shown = shown_table(["", "A", "B"], [["", "3.5", "3.25"]], title="t", width=60)
+    assert shown.plain.splitlines()[1:] == ["    A     B", "─" * 11, "  3.5  3.25"]
+
+
 def test_elsewhere_a_row_is_a_line_with_all_columns() -> None:
     rows = [["x" * 90, "y " * 90, "z"]]
     shown = shown_table(["a", "b\nc", "d e"], rows, title="t", width=None, fit=Fit(fold=["d e"]))
