@@ -133,7 +133,6 @@ def go_on(folder: Path, options: LaunchOptions, *, promoting: bool = False) -> i
 def _on_cluster(
     experiment: Experiment, plan: Plan, site: Site, options: LaunchOptions, *, promoting: bool
 ) -> int:
-
     check_folder_name(experiment.folder)
     if submit_due(experiment, plan, site, options, promoting=promoting) and not promoting:
         say(f"A job that follows each array promotes. Status: {command('status', experiment.folder)}")
@@ -141,7 +140,6 @@ def _on_cluster(
 
 
 def _locally(experiment: Experiment, plan: Plan, options: LaunchOptions) -> int:
-
     tried: set[tuple[str, int]] = set()
     while True:
         arms = standings(experiment, plan, scheduler=SlurmQueue(experiment))
@@ -201,9 +199,9 @@ def submit_due(
                 live |= arrays
                 continue
             of_arm = replace(options, pauses=dict(arm.due))
-            planned = plan_arrays(runs, site, of_arm, max_array_size=max_array_size)
+            job_arrays = plan_arrays(runs, site, of_arm, max_array_size=max_array_size)
             then = _command(experiment, site, options)
-            submission = submit(experiment, site, planned, of_arm, live=sorted(arrays), then=then)
+            submission = submit(experiment, site, job_arrays, of_arm, live=sorted(arrays), then=then)
             count += len(runs)
             jobs = ", ".join(array.id for array in submission.arrays)
             number = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
