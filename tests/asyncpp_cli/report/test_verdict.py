@@ -320,6 +320,7 @@ def test_the_chart_has_the_arms_over_time() -> None:
     chart = charts(cells(ratio=1.1, speed=1.3))["time"]
     by_arm = {line.name: line for line in chart.lines if line.high is None}
     assert len(by_arm) == 2
+    assert {line.name for line in chart.lines if line.high is not None} == set(by_arm)
     [synchronous] = [line for name, line in by_arm.items() if "2bw" not in name]
     [delayed] = [line for name, line in by_arm.items() if "2bw" in name]
     assert (len(synchronous.x), len(delayed.x)) == (1, 3)
