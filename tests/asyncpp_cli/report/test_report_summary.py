@@ -133,6 +133,18 @@ def test_conditions_of_some_of_the_runs_are_said(measured: dict[str, Any], said:
     assert said.split()[0] not in alone
 
 
+@pytest.mark.parametrize(
+    ("hosts", "said"), [(1, "host h0"), (5, "or h4"), (6, "or h4 or 1 other"), (7, "or h4 or 2 others")]
+)
+def test_a_condition_names_its_first_values_and_counts_the_others(hosts: int, said: str) -> None:
+    plain = run("1f1b", **{"parallel.stages": 1})
+    starts = [{"host": f"h{number}"} for number in range(hosts)]
+    runs = [replace(plain, measurement=replace(plain.measurement, start=start)) for start in starts]
+    geometry, machine, *_ = conditions_lines(aggregate(runs)[0])
+    assert f"{said}, device" in machine
+    assert geometry.startswith("Conditions: 1 stage;")
+
+
 def uneven(schedule: str, seconds: list[list[float]], hosts: list[list[str]] | None = None) -> RunResult:
     """A run whose data ranks (of each rank of the pipeline) computed so long for a micro-batch."""
     result = run(schedule)
