@@ -1,1 +1,1 @@
-"""What every folder of the command line uses: errors, console, files, numbers."""
+"""What every folder of the command line uses: errors, console, tables, files."""

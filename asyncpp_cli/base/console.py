@@ -1,4 +1,5 @@
-"""The standard streams: remarks go to standard error, results to standard output; answers and numbers in.
+"""What commands print and read: remarks on standard error, results on standard output, answers to questions,
+numbers in options.
 
 Untrusted text (names, reasons of errors, logs) loses its control characters. The descriptor of a closed
 stream is occupied, so that no other file gets its number. Characters outside the terminal's encoding are

@@ -1,4 +1,4 @@
-"""The run folder: paths, configuration, status, metrics and timeline of one run.
+"""The run folder: paths, configuration, status, metrics and timeline of one run, its id and its parent.
 
 EXPERIMENT/runs/ID/config.yaml     resolved configuration, never changed
 EXPERIMENT/runs/ID/parent.json     the run and step whose checkpoint a run starts from, and what was changed

@@ -1,4 +1,5 @@
-"""Averages runs over seeds into cells, and links each cell to its synchronous counterpart."""
+"""Averages runs over seeds into cells, keeps the best of each arm (`--best-over`), and links each cell to its
+synchronous counterpart."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """One attempt at a run: its folder, with who claimed it, its ranks' processes and how they ended.
 
-The files are declared in `runs.attempts.files`. Who runs a rank touches the file of its start, again and
-again. Where processes cannot be checked, on other machines and in other containers, a rank whose file is
-older than the lease is lost (`Run.age`: no two clocks are compared). A process that was only frozen finds the
-next attempt's folder, and writes nothing any more (`runs.attempts.recorder`).
+The files are declared in `runs.attempts.files`. Whoever runs a rank renews its lease: it touches the file of
+the rank's start, again and again. Where processes cannot be checked, on other machines and in other
+containers, a rank whose file is older than the lease is lost (`Run.age`: no two clocks are compared). A
+process that was only frozen finds the next attempt's folder, and writes nothing any more
+(`runs.attempts.recorder`).
 """
 
 from __future__ import annotations
