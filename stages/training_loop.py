@@ -39,7 +39,7 @@ from stages.update.rank_stats import StepResult, staleness_problem
 
 
 class DrainMeetings:
-    """The meetings of one process.
+    """The meetings of one process with all others: once when the run starts, and at every drain.
 
     Args:
         process: of this rank; None: there is one process, which meets nobody.
@@ -438,7 +438,8 @@ def read_initial_weights(ranks: Sequence[Rank], config: ModelConfig, *, process:
 
 
 def broadcast_initial_weights(ranks: Sequence[Rank], *, in_process: bool) -> None:
-    """Complete the first replica of every stage.
+    """Complete the first replica of every stage: a data rank has drawn or read the parameters that it owns,
+    and broadcasts them to its peers.
 
     Args:
         ranks: those that this process performs.

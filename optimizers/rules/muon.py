@@ -7,8 +7,8 @@ AdamW's learning rate and decay be reused is that of Liu et al., "Muon is Scalab
 For matrices inside blocks only. Embeddings and the output head are two-dimensional too, but their rows are
 tokens, which should not be orthogonalized; `optimizers.grouping` assigns them.
 
-`gram` takes four iterations instead of five, with most products on the small Gram matrix. Three published
-ideas, put together:
+Of the three ways to orthogonalize, `gram` takes four iterations instead of five, with most products on the
+small Gram matrix. Three published ideas, put together:
 
 - A tighter norm needs fewer iterations (Boissin et al., "Turbo-Muon", arXiv 2512.04632, rescale the rows by
   the Gram matrix, which moves the polar factor a little). Here the matrix is divided by its Schatten-8 norm
@@ -19,7 +19,7 @@ ideas, put together:
   formed after every second iteration.
 - The best polynomials for the interval that is left after each (Amsel et al., arXiv 2505.16932).
 
-An accelerator computes the other iterations in the form of `in_fewer_operations`.
+An accelerator computes the two other ways in the form of `in_fewer_operations`.
 """
 
 from __future__ import annotations

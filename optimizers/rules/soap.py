@@ -6,8 +6,8 @@ Weight decay is applied before the step, as everywhere in this package (theirs i
 pytorch_optimizer's is not used because it processes matrices one by one and rounds a float64 basis to
 float32.
 
-Basis rotation shares its rotations of matrices, a batch of equal shape at a time. A basis is a batch of
-orthogonal matrices whose columns are the basis vectors; a side that is not rotated has no basis.
+Basis rotation uses the functions here that rotate matrices, a batch of equal shape at a time. A basis is a
+batch of orthogonal matrices whose columns are the basis vectors; a side that is not rotated has no basis.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes and reads the tensors of a checkpoint, in safetensors files."""
+"""Copies the tensors of a checkpoint to host memory, writes them to safetensors files, and reads them."""
 
 from __future__ import annotations
 

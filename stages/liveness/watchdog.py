@@ -1,7 +1,8 @@
 """Detects that a process makes no progress, and prints the stacks of its threads.
 
 One rule of when a run counts as stalled, for its own processes and for those that watch it from outside.
-NCCL's flight recorder keeps the latest operations of every communicator, which a stalled process writes.
+NCCL's flight recorder keeps the latest operations of every communicator; a stalled process writes them.
+Imports torch only to write.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def watching(
 
 
 _DUMP_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-_SETTINGS = {
+_RECORDER_SETTINGS = {
     # Operations kept per process; several steps of a pipeline.
     ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"): "20000",
     ("TORCH_NCCL_DUMP_ON_TIMEOUT",): "1",
@@ -165,9 +166,9 @@ _SETTINGS = {
 
 
 def set_flight_recorder(environment: MutableMapping[str, str], *, folder: Path) -> None:
-    """Switch it on, with dumps as `folder/nccl-RANK`; variables that are set are kept. Called before torch is
-    imported."""
-    for names, value in {**_SETTINGS, _DUMP_FILE: str(folder.resolve() / "nccl-")}.items():
+    """Switch NCCL's flight recorder on, with dumps as `folder/nccl-RANK`; variables that are set are kept.
+    Called before torch is imported."""
+    for names, value in {**_RECORDER_SETTINGS, _DUMP_FILE: str(folder.resolve() / "nccl-")}.items():
         if not any(name in environment for name in names):
             environment[names[0]] = value
 

@@ -371,7 +371,8 @@ class RankExecutor:
 
 
 def drive(parts: Sequence[Iterator[None] | Generator[None, None, Any]]) -> list[Any]:
-    """Advance the parts in turn until all have ended; returns their results."""
+    """Advance the parts in turn until all have ended; returns their results. In a replay they are all ranks
+    of the run."""
     results: list[Any] = [None] * len(parts)
     going = dict(enumerate(parts))
     while going:

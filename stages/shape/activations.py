@@ -1,4 +1,5 @@
-"""Numbers of values that parts of a model keep, and their bytes. Imports no torch."""
+"""How many values parts of a model keep, with their bytes, and how many its stages send each other. Imports
+no torch."""
 
 from __future__ import annotations
 
@@ -54,7 +55,10 @@ class CheapPart:
 
 
 def message_width(kind: Kind, *, width: int, per_wide: int) -> int:
-    """Values per token.
+    """How many values a message between stages has per token.
+
+    All messages have the type of the activations. Sums of a softmax need at least float32: one takes two
+    values where activations are bfloat16.
 
     Args:
         kind: of the message.
