@@ -15,7 +15,7 @@ from asyncpp_cli.base.console import command
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.matrix import axis_value, run_id
 from asyncpp_cli.experiment.own_code import CodeCopies
-from asyncpp_cli.experiment.run_data import config_to_train, owners_of
+from asyncpp_cli.experiment.run_data import config_to_train, naming_config, owners_of
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, write_experiment
@@ -84,7 +84,6 @@ def continuations(
             not, the micro-batches are divided anew, so that a step has the same tokens.
 
     Raises:
-        DamagedError: a file of a run cannot be read.
         UserError: a run is running, has no valid checkpoint or nothing left to train, or a change is not
             accepted.
     """
@@ -139,7 +138,8 @@ def _continuation(run: Run, cell: Cell, experiment: Experiment, changes: Mapping
     status = current_status(run)
     if status.state == State.RUNNING:
         raise UserError(f"{run.id} is running: wait for its end, or {command('cancel', _named(run))}")
-    old = config_to_train(run)
+    with naming_config(run):
+        old = config_to_train(run)
     step = run.saved_step
     if not step:
         raise UserError(f"{run.id} has no checkpoint to continue from: {run.checkpoints}")

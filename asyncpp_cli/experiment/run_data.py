@@ -46,13 +46,15 @@ def config_to_train(run: Run) -> RunConfig:
 
 @contextmanager
 def naming_config(run: Run) -> Iterator[None]:
-    """Say of which run's configuration a key is refused in the block.
+    """Refuse a run whose configuration cannot be read, or has a key that is refused, in the block.
 
     Raises:
-        UserError: one is.
+        UserError: it is so; the message names the file.
     """
     try:
         yield
+    except DamagedError as error:
+        raise UserError(str(error)) from error
     except ConfigError as error:
         raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
 

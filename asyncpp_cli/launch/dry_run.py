@@ -153,8 +153,8 @@ def _show_outcomes(experiment: Experiment, cells: list[_DryRunCell], outcomes: d
 
 
 def _checked_cell(run: Run, seen: dict[str, Any]) -> _DryRunCell:
-    config = config_to_train(run)
     with naming_config(run):
+        config = config_to_train(run)
         check(config, seen=seen)
     return _DryRunCell(run=run, ranks=ranks_of(config), threads=config.site.threads, twin=twin_of(config))
 

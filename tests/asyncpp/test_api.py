@@ -60,6 +60,11 @@ def test_a_mistake_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
     experiment = asyncpp.sweep("quickstart", out=tmp_path / "e")
     with pytest.raises(asyncpp.UserError, match="are for clusters"):
         experiment.launch(wait=True)
+    (tmp_path / "e" / "runs" / experiment.ids[0] / "config.yaml").write_text("train: [")
+    with pytest.raises(asyncpp.UserError, match=r"config\.yaml is not YAML"):
+        experiment.launch(dry_run=True)
+    with pytest.raises(asyncpp.UserError, match=r"config\.yaml is not YAML"):
+        experiment.extend(steps=1000, out=tmp_path / "longer")
 
 
 def test_results_are_those_of_the_report_and_steps_those_of_the_runs(folder: Path) -> None:

@@ -103,12 +103,11 @@ def config_at(run: Run, site: Site, seen: dict[str, Any] | None = None) -> RunCo
     """The configuration of a run at a site, checked.
 
     Raises:
-        DamagedError: the run cannot be read.
-        UserError: it cannot be trained.
+        UserError: the run cannot be read or trained.
     """
-    config = config_to_train(run)
-    config.site = replace(config.site, **site.run)
     with naming_config(run):
+        config = config_to_train(run)
+        config.site = replace(config.site, **site.run)
         check(config, seen=seen)
     return config
 
