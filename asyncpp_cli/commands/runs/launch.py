@@ -60,7 +60,7 @@ def launch(
     jobs; or for every run that is neither completed nor running, its ranks, nodes, GPUs, memory, time, and
     the command of each node.
     """
-    from asyncpp_cli.base.errors import UserError
+    from asyncpp_cli.base.errors import INTERRUPTED, UserError
     from asyncpp_cli.launch.described import described_runs, printed
     from asyncpp_cli.launch.start import chosen_by_site, launch_experiment
     from asyncpp_cli.runs.experiment_folder import runs_named
@@ -88,4 +88,6 @@ def launch(
     code = 0
     for name, only in by_site.items():
         code = max(code, launch_experiment(experiment, replace(options, site=name, only=only)))
+        if code == INTERRUPTED:
+            break
     raise typer.Exit(code)

@@ -202,6 +202,28 @@ def test_a_failed_run_is_submitted_as_soon_as_slurm_has_let_go_of_the_last_job(
     assert [array.runs for array in submission.arrays] == [(failing.id,)]
 
 
+def test_ctrl_c_at_one_site_starts_nothing_at_the_next(
+    commands: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(commands))
+    sites = commands / "asyncpp" / "sites"
+    sites.mkdir(parents=True)
+    for name in ("s", "t"):
+        (sites / f"{name}.yaml").write_text("time: '60'\nnetwork_interface: lo\n")
+    experiment = made(commands, State.FAILED, State.FAILED)
+    for site, run in zip(("s", "t"), experiment.runs, strict=True):
+        name = submitted(experiment, a=(run.id,))
+        edit(experiment.submissions / name / "submission.json", site=site)
+    script(commands / "squeue")
+    script(commands / "sbatch", "echo Submitted batch job 8")
+    monkeypatch.setattr(cluster.time, "sleep", interrupt)
+    ended = asyncpp("launch", experiment.folder, "--failed", "--replay", "--wait")
+    assert (ended.code, ended.errors.count("Submitted 1 of 2 runs")) == (130, 1), ended
+
+
 def test_later_submissions_sort_behind_earlier_ones(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
