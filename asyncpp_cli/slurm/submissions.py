@@ -1,7 +1,7 @@
 """Records of what was submitted to SLURM: which runs, as which tasks of which arrays.
 
     EXPERIMENT/submissions/NAME/submission.json   arrays, site, user, code and software versions
-    EXPERIMENT/submissions/NAME/array-K.json      manifest of one array (`submission.array_manifest`)
+    EXPERIMENT/submissions/NAME/array-K.json      manifest of one array (`launch.common.arrays.ArrayManifest`)
     EXPERIMENT/submissions/NAME/*.out, *.sh       output of the jobs, and their scripts
 
 The JSON files are written before anything is submitted, and array names are unique: even if the submitting
