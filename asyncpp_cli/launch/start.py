@@ -1,4 +1,4 @@
-"""Launching the missing runs of an experiment, here or on a cluster, as `asyncpp launch` does it."""
+"""Which runs `asyncpp launch` starts, and launching them, here or on a cluster."""
 
 from __future__ import annotations
 
