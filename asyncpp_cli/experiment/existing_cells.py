@@ -14,7 +14,7 @@ from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.run_data import locations, paths_of, set_locations
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment
-from asyncpp_cli.runs.run_folder import DIGITS, Run
+from asyncpp_cli.runs.run_folder import HASH_DIGITS, Run
 from asyncpp_cli.runs.settings import config_hash, copy_of, get, identity
 from stages.config.run_config import DataConfig, RunConfig, trained_paths
 
@@ -28,12 +28,12 @@ def with_existing_ids(cells: Sequence[ResolvedCell], existing: Experiment) -> li
         UserError: the folder has the same runs with other data.
     """
     by_id = {cell.id: cell for cell in existing.cells}
-    by_digest = {cell.id[-DIGITS:]: cell for cell in existing.cells}
+    by_digest = {cell.id[-HASH_DIGITS:]: cell for cell in existing.cells}
     matched: list[ResolvedCell] = []
     for resolved in cells:
         match = None
         if resolved.cell.id not in by_id and trained_paths(resolved.config.data):
-            match = by_digest.get(config_hash(resolved.config)[:DIGITS])
+            match = by_digest.get(config_hash(resolved.config)[:HASH_DIGITS])
             if match is not None and _axes_without_path(match) != _axes_without_path(resolved.cell):
                 match = None
         matched.append(resolved if match is None else replace(resolved, cell=match))

@@ -25,7 +25,7 @@ from asyncpp_cli.experiment.shipped import MODEL_SHAPE, recommended_settings, te
 from asyncpp_cli.experiment.speed_runs import loss_givers
 from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, settings_of
 from asyncpp_cli.runs.experiment_folder import Cell
-from asyncpp_cli.runs.run_folder import DIGITS
+from asyncpp_cli.runs.run_folder import HASH_DIGITS
 from asyncpp_cli.runs.settings import (
     LIST_KEYS,
     SettingError,
@@ -438,7 +438,7 @@ def run_id(axes: Mapping[str, Any], digest: str) -> str:
         ),
     ]
     readable = re.sub(r"[^A-Za-z0-9._=-]+", "_", "-".join(str(part) for part in parts)).lstrip(".-")
-    return f"{readable[:120]}-{digest[:DIGITS]}"
+    return f"{readable[:120]}-{digest[:HASH_DIGITS]}"
 
 
 def _short(value: Any) -> str:

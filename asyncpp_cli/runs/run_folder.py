@@ -75,8 +75,8 @@ class Lineage(FileRecord, frozen=True, kw_only=True):
         return f"step {self.step} of {self.steps}"
 
 
-DIGITS = 8
-"""Digits of its hash at the end of a run's id."""
+HASH_DIGITS = 8
+"""Of the hash at the end of a run's id."""
 
 
 def run_hash(config_sha256: str, *, continues: tuple[str, int] | None = None) -> str:
@@ -95,7 +95,7 @@ def run_hash(config_sha256: str, *, continues: tuple[str, int] | None = None) ->
 _seen: dict[Path, tuple[float, float, float]] = {}
 """Of files whose age was asked: modification time, age, and the monotonic clock when that was first seen."""
 
-_HASH_IN_ID = re.compile(rf"-([0-9a-f]{{{DIGITS}}})$")
+_HASH_IN_ID = re.compile(rf"-([0-9a-f]{{{HASH_DIGITS}}})$")
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Run:
         if (named := _HASH_IN_ID.search(self.id)) is not None:
             lineage = self.lineage()
             continues = None if lineage is None else (lineage.run, lineage.step)
-            found = run_hash(config_hash(config), continues=continues)[:DIGITS]
+            found = run_hash(config_hash(config), continues=continues)[:HASH_DIGITS]
             if found != named[1]:
                 raise DamagedError(
                     f"{self.config_file} is another run's: its settings make the hash {found}, and the id "
