@@ -214,14 +214,18 @@ def follow(
             if all(polls_without_job[run_status.run.id] >= _POLLS_WITHOUT_JOB for run_status in open_runs):
                 if not left:
                     break
-                # A job that is still ending, of a completed run, counts for the submit limit.
-                if not any(run_status.has_job for run_status in run_statuses):
-                    waiting = left
-                    left = submit_missing(experiment, site, options, only=waiting, cancelled=cancelled)
-                    if left == waiting:
-                        break
+                # Jobs that are still ending, and those of other experiments, count for the submit limit.
+                if _has_room(site):
+                    left = submit_missing(experiment, site, options, only=left, cancelled=cancelled)
             time.sleep(_POLL_SECONDS)
     completed = len(run_statuses) - len(open_runs)
     done = "completed or paused" if options.pauses else "completed"
     say(f"{completed} of {len(run_statuses)} runs {done} in {experiment.folder}")
     return 0 if not open_runs else 1
+
+
+def _has_room(site: Site) -> bool:
+    try:
+        return free_jobs(site) != 0
+    except slurm.SlurmError:
+        return False  # it is asked again at the next look

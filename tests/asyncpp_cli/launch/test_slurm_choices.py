@@ -179,19 +179,22 @@ def test_a_job_that_began_after_the_queue_was_read_goes_on_whatever_its_nodes_cl
     assert queue.run_status(run, with_accounting=False).status.state == State.RUNNING
 
 
+@pytest.mark.parametrize("whose", ["*", "*--user=*"], ids=["own", "another experiment's"])
 def test_a_failed_run_is_submitted_as_soon_as_slurm_has_let_go_of_the_last_job(
-    commands: Path, monkeypatch: pytest.MonkeyPatch
+    commands: Path, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
-    """With `submit_limit: 1` a job that is still ending leaves no room when the command begins."""
+    """With `submit_limit: 1` a job leaves no room when the command begins: one of this experiment that is
+    still ending, or one of another experiment, of which SLURM tells only whoever asks for all of the user."""
     monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
     site = commands / "site.yaml"
     site.write_text("time: '60'\nnetwork_interface: lo\nsubmit_limit: 1\n")
     experiment = made(commands, State.COMPLETED, State.FAILED, State.PENDING)
     good, failing, _ = experiment.runs
     submitted(experiment, a=(good.id, failing.id))
-    # At its fifth answer SLURM has let go of the job.
+    # At its tenth answer SLURM has let go of the job.
     ending, asked = "7|0|7|COMPLETING|n1|a|None", commands / "asked"
-    script(commands / "squeue", f"echo >> {asked}", f"test $(wc -l < {asked}) -ge 5 || echo '{ending}'")
+    tells = f"test $(wc -l < {asked}) -ge 10 || echo '{ending}'"
+    script(commands / "squeue", f"echo >> {asked}", f'case "$*" in {whose}) {tells};; esac')
     trains = f"cp {good.status_file} {failing.status_file}"
     script(commands / "sbatch", trains, "echo Submitted batch job 8")
     ended = asyncpp("launch", experiment.folder, "--failed", "--replay", "--site", site, "--wait")
