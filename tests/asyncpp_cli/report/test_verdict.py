@@ -254,6 +254,14 @@ def test_throughput_is_relative_to_the_fastest_synchronous_schedule() -> None:
     assert (delayed.fastest.schedule, delayed.baseline.schedule) == ("zb-v", "1f1b")
 
 
+@pytest.mark.parametrize("steps", [100, 1000])
+def test_the_longest_synchronous_runs_give_the_loss_and_the_fastest_the_time(steps: int) -> None:
+    fastest = ("zb-v", steps, curve(steps), 1250.0)
+    [verdict] = verdicts(averaged(runs_of([("1f1b", 1200, curve(1200), 1000.0), fastest, *DELAYED])))
+    assert (verdict.synchronous.schedule, verdict.fastest.schedule) == ("1f1b", "zb-v")
+    assert verdict.speed.ratio == pytest.approx(1500 / 1250, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("precision", "shift", "refused"),
     [
