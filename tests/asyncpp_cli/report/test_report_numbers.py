@@ -114,6 +114,8 @@ def test_table_is_at_most_120_columns_and_says_its_conditions(quickstart: Experi
     assert "2 micro-batches x 8 sequences x 128 tokens = 2,048 tokens per step" in text
     assert "torch 2.13.0" in text
     assert "host node7, device cpu" in text
+    # Of 4 steps and 800,000 parameters.
+    assert "A short run (0.01 tokens per parameter;" in " ".join(text.split())
 
 
 def test_what_was_not_measured_as_usual_is_said(tmp_path: Path) -> None:
