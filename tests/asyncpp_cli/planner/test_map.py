@@ -107,5 +107,6 @@ def test_the_command_prints_draws_and_writes(tmp_path: Path) -> None:
         assert point["delay 1"]["delay"] == 1
         ratio = point["synchronous"]["step_time"] / point["delay 1"]["step_time"]
         assert point["delay 1"]["ratio"] == pytest.approx(ratio)
+        assert f" {ratio:.2f} " in table.output
         doubled = point["larger batch"]["tokens_per_second"] / point["synchronous"]["tokens_per_second"]
         assert point["larger batch"]["ratio"] == pytest.approx(doubled)
