@@ -26,7 +26,7 @@ from asyncpp_cli.planner.cells import estimate_key
 from asyncpp_cli.planner.costs.devices import CONTEXT_GB, DEVICES
 from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes, Roofline
 from asyncpp_cli.planner.cuts import WORTH_A_CUT, _fitting_cuts
-from asyncpp_cli.planner.estimate import Estimate, estimate, fitting, own_estimate
+from asyncpp_cli.planner.estimate import Estimate, estimate, fitting, losses, own_estimate
 from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layouts
 from asyncpp_cli.planner.planned_memory import OF_THE_DEVICE
 from asyncpp_cli.planner.ranking import ranked
@@ -161,6 +161,13 @@ def test_a_cut_that_fits_is_found_where_the_even_one_does_not() -> None:
     assert sum(fitting.cut) == sum(even.cut)
     config.parallel.cut = list(even.cut)
     assert estimate(config, COSTS, limit_gb=limit).cut == even.cut
+
+
+def test_a_cut_that_fits_is_found_of_a_v_whose_ranks_hold_two_stages() -> None:
+    config = layout_of("3b", "2bw-v", data=2, microbatches=64, size=2)
+    even = estimate(config, COSTS, limit_gb=None)
+    limit = even.memory_gb * 0.95
+    assert max(estimate(config, COSTS, limit_gb=limit).rank_gb) <= limit
 
 
 class MultiplyAdds:
@@ -390,6 +397,15 @@ def test_estimates_are_shared_by_cells_that_differ_in_what_changes_neither_memor
     other["parallel.shard_gradients"] = True
     assert [key for key, value in alike.items() if not is_shared(**{key: value})] == []
     assert [key for key, value in other.items() if is_shared(**{key: value})] == []
+
+
+def test_what_a_step_loses_to_the_network_is_what_it_takes_longer_than_without() -> None:
+    config = layout_of("135m", "1f1b", stages=1, data=2)
+    slow, fast = (replace(COSTS, device=replace(COSTS.device, network_gbs=gbs)) for gbs in (1, 1e9))
+    planned_for, free = (estimate(config, costs, limit_gb=None) for costs in (slow, fast))
+    expected = 1 - free.step.seconds / planned_for.step.seconds
+    assert expected > 0.5
+    assert losses(planned_for, slow)["network"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_over_a_slow_link_a_delayed_all_reduce_hides_behind_the_next_step() -> None:
