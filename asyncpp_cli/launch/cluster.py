@@ -227,5 +227,5 @@ def follow(
 def _has_room(site: Site) -> bool:
     try:
         return free_jobs(site) != 0
-    except slurm.SlurmError:
+    except SlurmError:
         return False  # it is asked again at the next look
