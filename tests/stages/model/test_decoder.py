@@ -21,7 +21,6 @@ TOKENS = torch.tensor([[5, 7, 7, 250, 0, 31, 9, 9], [1, 2, 3, 4, 5, 6, 7, 8]])
 
 
 def config() -> RunConfig:
-
     return small_config(layers=2)
 
 
