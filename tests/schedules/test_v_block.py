@@ -1,4 +1,5 @@
-"""The periodic block of a V: exact tiling, dependencies, and lifetimes."""
+"""The periodic block of a V: exact tiling, dependencies, and lifetimes; and of the schedules that are made of
+it the mismatch of paci-v, and activations and bubble of V-Half and V-Min."""
 
 from __future__ import annotations
 
@@ -6,7 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schedules import analyze, build, verify
+from schedules.costs import uniform_costs
+from schedules.library.paci_v import mismatch_bounds
+from schedules.library.two_bw_v import block_of
 from schedules.library.v_block import VBlock, v_block
+from schedules.simulate import simulate, throughput
 
 
 @settings(max_examples=25)
@@ -59,3 +65,67 @@ def test_activations_of_the_fullest_rank(weight: int, share: dict[int, float]) -
     for ranks, expected in share.items():
         block = v_block(ranks=ranks, forward=1, backward=2 - weight, weight=weight, message=0)
         assert fullest(block) / block.period / 2 == pytest.approx(expected)
+
+
+SOME = settings(max_examples=25)
+RANKS = st.integers(2, 16)
+
+
+@SOME
+@given(ranks=RANKS, interval=st.integers(1, 8), times=st.integers(1, 4), ahead=st.integers(1, 2))
+def test_mismatch_of_paci_v_is_that_of_the_formula(ranks: int, interval: int, times: int, ahead: int) -> None:
+    microbatches = interval * times
+    steps = 3 + 4 * ranks // microbatches
+    program = build(
+        "paci-v", stages=ranks, microbatches=microbatches, steps=steps, update_interval=interval, ahead=ahead
+    )
+    verify(program)
+    analysis = analyze(program)
+    bounds = mismatch_bounds(block_of(ranks=ranks, ahead=ahead, split=False), update_interval=interval)
+    assert list(analysis.mismatch_max) == bounds
+    assert set(analysis.versions) == {1}
+    # With an update per backward it is the number of micro-batches in flight, less the one in question.
+    if interval == 1:
+        assert bounds == [count - 1 for count in analysis.activations]
+
+
+def test_paci_v_is_never_idle_and_holds_the_activations_of_2bw_v() -> None:
+    paci_v, two_bw_v = (build(name, stages=8, microbatches=16, steps=6) for name in ("paci-v", "2bw-v"))
+    costs = uniform_costs(paci_v, forward=1, input_half=1, weight_half=1)
+    assert throughput(simulate(paci_v, costs)).bubble == pytest.approx(0, abs=1e-9)
+    assert analyze(paci_v).rank_activations == analyze(two_bw_v).rank_activations
+
+
+@SOME
+@given(ranks=RANKS, further=st.integers(0, 40))
+@pytest.mark.slow
+def test_v_half_and_v_min_have_the_papers_share_of_activations_and_bubble(ranks: int, further: int) -> None:
+    """A half and a third of 1F1B's activations up to a constant, and of its bubble B: B / 2 and 2 B / 3.
+
+    Where p is odd, V-Half's block is shorter, and its bubble up to 0.54 B.
+    """
+    microbatches = ranks + further
+
+    def bubble(name: str) -> float:
+        program = build(name, stages=ranks, microbatches=microbatches, steps=6)
+        costs = uniform_costs(program, forward=1, input_half=1, weight_half=1)
+        return throughput(simulate(program, costs)).step_time - 3 * microbatches
+
+    of_1f1b = bubble("1f1b")
+    assert of_1f1b == pytest.approx(3 * (ranks - 1))
+    half = (ranks + 1, 0.54) if ranks % 2 else (ranks + 3, 1 / 2)
+    for name, (stages_held, share) in {"v-half": half, "v-min": (2 * ranks / 3 + 3, 2 / 3)}.items():
+        program = build(name, stages=ranks, microbatches=microbatches, steps=1)
+        verify(program)
+        assert program.split_backward
+        # In activations of a stage: half of those of a rank's share.
+        assert max(analyze(program).rank_activations) <= stages_held
+        assert bubble(name) <= share * of_1f1b + 1e-9
+
+
+@pytest.mark.parametrize("name", ["v-half", "v-min"])
+@pytest.mark.parametrize("microbatches", [1, 2, 5])
+def test_steps_too_short_to_fill_the_v(name: str, microbatches: int) -> None:
+    program = build(name, stages=4, microbatches=microbatches, steps=2)
+    verify(program)
+    assert max(analyze(program).rank_activations) <= 2 * microbatches
