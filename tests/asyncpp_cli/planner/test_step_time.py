@@ -125,10 +125,10 @@ def test_steps_with_shards_or_without_a_flush_take_as_long_as_in_the_simulator(
         if member.synchronous:
             steps = 3 * steps_to_measure(stages=ranks * chunks, microbatches=microbatches)
         played = simulated_step(segment_program(config, first_step=0, steps=steps), given)
-        near = SETTLED if member.synchronous else SHORT
+        near = SHORT if options.get("ahead") == 2 else SETTLED
         assert planned.seconds == pytest.approx(played.seconds, rel=near), (config, given)
         if not member.synchronous:
-            assert planned.bubble == pytest.approx(played.bubble, abs=SHORT), (config, given)
+            assert planned.bubble == pytest.approx(played.bubble, abs=near), (config, given)
 
 
 def test_what_hides_a_reduction_takes_longer_as_beside_fsdp() -> None:
