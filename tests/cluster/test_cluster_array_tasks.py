@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
 from support.cluster_runs import (
     ONE_RUN,
     hurry,
@@ -27,7 +26,6 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 
 
-@pytest.mark.timeout(500)
 def test_all_tasks_resume_after_a_preemption_and_a_time_limit(slurm_conf: Path, tmp_path: Path) -> None:
     # More steps than any attempt here takes.
     often = ["train.checkpoint_interval=50", "train.steps=100000", "site.grace=15"]

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from support.cluster_runs import (
     ONE_RUN,
     launch,
@@ -34,7 +33,6 @@ from asyncpp_cli.runs.status import Cause, State
 MANY = [*ONE, "train.steps=2"]
 
 
-@pytest.mark.timeout(300)
 def test_the_quickstart_over_two_nodes_a_run_gives_the_weights_of_this_machine(
     slurm_conf: Path, tmp_path: Path
 ) -> None:
@@ -64,7 +62,6 @@ def test_the_quickstart_over_two_nodes_a_run_gives_the_weights_of_this_machine(
     assert not Path("x").exists()
 
 
-@pytest.mark.timeout(300)
 def test_two_hundred_runs_in_two_shapes(slurm_conf: Path, tmp_path: Path) -> None:
     experiment = sweep(
         tmp_path / "e",
@@ -106,7 +103,6 @@ def completed(folder: Path) -> int:
     return sum(run["state"] == "completed" for run in status_of(folder))
 
 
-@pytest.mark.timeout(300)
 def test_more_arrays_than_runs_at_once(slurm_conf: Path, tmp_path: Path) -> None:
     queued_up = sweep(tmp_path / "a", *MANY, "matrix.seed=[0,1,2,3]")
     uneven = sweep(tmp_path / "b", *MANY, "matrix.seed=[0,1,2,3]")
@@ -122,7 +118,6 @@ def test_more_arrays_than_runs_at_once(slurm_conf: Path, tmp_path: Path) -> None
         assert most_at_once(experiment) <= 2
 
 
-@pytest.mark.timeout(300)
 def test_a_launch_killed_at_any_time_loses_nothing(
     slurm_conf: Path, tmp_path: Path, chance: random.Random
 ) -> None:
@@ -143,7 +138,6 @@ def test_a_launch_killed_at_any_time_loses_nothing(
     assert sorted(job for job, _ in queued) == sorted(line.partition("|")[0] for line in squeue())
 
 
-@pytest.mark.timeout(120)
 def test_a_refusal_of_sbatch_is_shown_once_and_nothing_stays_queued(slurm_conf: Path, tmp_path: Path) -> None:
     experiment = sweep(tmp_path / "e", *MANY, "matrix.parallel.stages=[1,2]")
     cases = {
@@ -170,7 +164,6 @@ def test_a_refusal_of_sbatch_is_shown_once_and_nothing_stays_queued(slurm_conf: 
     assert "Submitted 2 of 2" in launch(experiment.folder, site=site_file(tmp_path))
 
 
-@pytest.mark.timeout(200)
 def test_jobs_run_the_code_and_the_configuration_of_their_submission(
     slurm_conf: Path, tmp_path: Path
 ) -> None:

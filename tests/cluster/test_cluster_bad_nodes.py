@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from support.cluster_runs import (
     ONE_RUN,
     hurry,
@@ -35,7 +34,6 @@ if "train" in sys.orig_argv and node == "{node}":
 """
 
 
-@pytest.mark.timeout(300)
 def test_a_node_on_which_two_runs_do_not_begin_is_left_out(slurm_conf: Path, tmp_path: Path) -> None:
     gpus = tmp_path / "gpus"
     gpus.mkdir()
@@ -65,7 +63,6 @@ def test_a_node_on_which_two_runs_do_not_begin_is_left_out(slurm_conf: Path, tmp
     assert excluded_nodes_at(find_site(str(site)), experiment, needed=1) == "n[1-2],n3"
 
 
-@pytest.mark.timeout(300)
 def test_a_job_that_slurm_is_requeueing_says_so(slurm_conf: Path, tmp_path: Path) -> None:
     experiment = sweep(tmp_path / "e", *ONE_RUN, "train.checkpoint_interval=10", "train.steps=100000")
     (run,) = experiment.runs

@@ -18,7 +18,6 @@ def srun(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=550, check=False)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("slurm_conf")
 def test_ranks_that_srun_starts_train_the_run(tmp_path: Path) -> None:
     [run] = sweep(tmp_path / "e", *ONE_RUN, "train.steps=2").runs
@@ -33,7 +32,6 @@ def test_ranks_that_srun_starts_train_the_run(tmp_path: Path) -> None:
     assert "2 ranks" in told.pop()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("slurm_conf")
 def test_nodes_of_an_allocation_share_runs(tmp_path: Path) -> None:
     runs = sweep(tmp_path / "e", *ONE_RUN, "train.steps=2", "matrix.seed=[0,1,2]").runs

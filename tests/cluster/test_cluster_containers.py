@@ -43,7 +43,6 @@ def stand_in(folder: Path) -> tuple[Path, Path]:
 
 
 @NEEDS_APPTAINER
-@pytest.mark.timeout(120)
 def test_a_job_runs_in_an_image_of_apptainer(slurm_conf: Path, tmp_path: Path) -> None:
     """Two nodes; the image is an empty folder, and Python with its packages is mounted by the profile."""
     image = tmp_path / "image"
@@ -67,7 +66,6 @@ def test_a_job_runs_in_an_image_of_apptainer(slurm_conf: Path, tmp_path: Path) -
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.timeout(120)
 def test_srun_starts_the_ranks_through_apptainer(slurm_conf: Path, tmp_path: Path) -> None:
     """The words that reach it. This `apptainer` is a stand-in that isolates nothing: no test of mounts."""
     programs, words = stand_in(tmp_path)
@@ -86,7 +84,6 @@ def test_srun_starts_the_ranks_through_apptainer(slurm_conf: Path, tmp_path: Pat
     assert recorded[-2:] == [str(run.folder), "1"]
 
 
-@pytest.mark.timeout(200)
 def test_doctor_starts_its_ranks_in_the_container(slurm_conf: Path, tmp_path: Path) -> None:
     programs, words = stand_in(tmp_path)
     container = {"runtime": "apptainer", "image": "/a b.sif", "python": sys.executable}
@@ -104,7 +101,6 @@ def test_doctor_starts_its_ranks_in_the_container(slurm_conf: Path, tmp_path: Pa
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.timeout(120)
 def test_a_job_whose_image_has_changed_refuses_to_run(slurm_conf: Path, tmp_path: Path) -> None:
     image = tmp_path / "a.sif"
     image.write_text("before")

@@ -47,7 +47,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-@pytest.mark.timeout(400)
 def test_preempted_requeued_and_a_node_killed(slurm_conf: Path, tmp_path: Path, undisturbed: Run) -> None:
     experiment = sweep(tmp_path / "e", *CHANGES)
     (run,) = experiment.runs
@@ -92,7 +91,6 @@ def nodes_of(nodes: str) -> list[str]:
     return scontrol("show", "hostnames", nodes).split()
 
 
-@pytest.mark.timeout(400)
 def test_a_time_limit(slurm_conf: Path, tmp_path: Path, undisturbed: Run) -> None:
     # A run that is stopped in its tracks is in time for no limit, on however fast a machine.
     experiment = sweep(tmp_path / "e", *CHANGES, "site.grace=10", "site.timeout=300")

@@ -24,7 +24,6 @@ from asyncpp_cli.doctor.job import job_checks
 from asyncpp_cli.sites.profile import find_site
 
 
-@pytest.mark.timeout(200)
 def test_the_test_cluster_is_fit_and_a_job_sees_the_folder(slurm_conf: Path, tmp_path: Path) -> None:
     folder = tmp_path / "a b;'c\"$(touch x)"
     folder.mkdir()
@@ -37,7 +36,6 @@ def test_the_test_cluster_is_fit_and_a_job_sees_the_folder(slurm_conf: Path, tmp
     wait_for(lambda: squeue() == [], seconds=60, why=squeue)
 
 
-@pytest.mark.timeout(200)
 def test_nodes_that_cannot_reach_each_other_are_reported_before_a_run_starts(
     slurm_conf: Path, tmp_path: Path
 ) -> None:
@@ -48,7 +46,6 @@ def test_nodes_that_cannot_reach_each_other_are_reported_before_a_run_starts(
     assert "network_interface" in checks["two nodes"].advice
 
 
-@pytest.mark.timeout(100)
 def test_resources_that_the_cluster_lacks_are_named(
     slurm_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +68,6 @@ def submission(tmp_path: Path, **changes: Any) -> Check:
     return submission_check(find_site(str(site_file(tmp_path, **changes))))
 
 
-@pytest.mark.timeout(200)
 def test_logs_of_a_run_on_the_cluster(slurm_conf: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("some words to train on, again and again. " * 500)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
 from support.cluster_runs import ONE_RUN, launch, set_partition, site_file, squeue, sweep, wait_for
 from support.command_line import succeeded
 
 APPEND = "import sys; open(sys.argv[1], 'a').write(sys.argv[-1] + '\\n')"
 
 
-@pytest.mark.timeout(200)
 def test_the_end_is_told_once_by_the_cluster_itself(slurm_conf: Path, tmp_path: Path) -> None:
     told = tmp_path / "told"
     site = site_file(tmp_path, on_end=[sys.executable, "-c", APPEND, str(told), "$(touch x)"], retries=0)

@@ -33,7 +33,6 @@ from asyncpp_cli.runs.status import State
 HOURS = 1_000_000
 
 
-@pytest.mark.timeout(300)
 def test_without_accounting_a_run_that_always_fails_is_tried_as_often_as_told(
     slurm_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +73,6 @@ def test_without_accounting_a_run_that_always_fails_is_tried_as_often_as_told(
     assert good.status().attempt == 1
 
 
-@pytest.mark.timeout(300)
 def test_a_dead_rank_ends_the_step_everywhere_and_is_named(slurm_conf: Path, tmp_path: Path) -> None:
     changes = [*ONE_RUN, f"train.steps={HOURS}", "train.checkpoint_interval=0", "site.timeout=40"]
     experiment = sweep(tmp_path / "e", *changes)
@@ -97,7 +95,6 @@ def test_a_dead_rank_ends_the_step_everywhere_and_is_named(slurm_conf: Path, tmp
     assert [state for state, _ in outcomes(run)] == ["failed", "failed"]
 
 
-@pytest.mark.timeout(200)
 def test_an_attempt_on_another_machine_is_over_when_its_job_is(slurm_conf: Path, tmp_path: Path) -> None:
     """Its processes cannot be looked at, but SLURM can be asked."""
     experiment = sweep(tmp_path / "e", *ONE_RUN, "train.steps=2")

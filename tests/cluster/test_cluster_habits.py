@@ -21,7 +21,6 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State
 
 
-@pytest.mark.timeout(300)
 def test_habits_change_nothing_that_is_believed_of_a_running_run(slurm_conf: Path, tmp_path: Path) -> None:
     experiment = sweep(
         tmp_path / "e", *ONE_RUN, "matrix.seed=[0,1]", f"train.steps={HOURS}", "train.checkpoint_interval=0"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from support.cluster_runs import ONE_RUN, has_completed, launch, outcomes, site_file, squeue, sweep, wait_for
 from support.launches import dying
 
@@ -13,7 +12,6 @@ from asyncpp_cli.runs.attempts.files import Outcome
 from asyncpp_cli.runs.run_folder import Run
 
 
-@pytest.mark.timeout(400)
 def test_a_run_without_retries_outlives_them(slurm_conf: Path, tmp_path: Path) -> None:
     rank = "asyncpp_cli.launch.common.supervisor"
     early = dying(tmp_path / "early", [(rank, "SIGTERM"), (rank, "SIGUSR2"), ("train", "SIGTERM")])

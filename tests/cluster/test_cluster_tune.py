@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from support.cluster_runs import (
     TINY,
     hurry,
@@ -37,7 +36,6 @@ def trains(runs: list[Run]) -> bool:
     return any(run.status().state == State.RUNNING and 0 < run.status().step < FIRST for run in runs)
 
 
-@pytest.mark.timeout(600)
 def test_tuned_with_a_preemption(slurm_conf: Path, tmp_path: Path) -> None:
     folder = tmp_path / "e"
     site = site_file(tmp_path, retries=0)

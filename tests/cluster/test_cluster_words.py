@@ -51,7 +51,6 @@ def following(experiment: Experiment, site: Path, **options: Any) -> AbstractCon
     return started_process([sys.executable, "-P", "-m", "asyncpp_cli", *words], **options)
 
 
-@pytest.mark.timeout(200)
 def test_a_job_that_ended_before_it_claimed_its_run_is_a_failure_with_its_log(
     slurm_conf: Path, tmp_path: Path
 ) -> None:
@@ -84,7 +83,6 @@ def test_a_job_that_ended_before_it_claimed_its_run_is_a_failure_with_its_log(
     assert [run["state"] for run in status_of(experiment.folder)] == ["failed", "completed"]
 
 
-@pytest.mark.timeout(100)
 def test_a_job_cancelled_while_it_waited_is_no_failure(slurm_conf: Path, tmp_path: Path) -> None:
     experiment = sweep(tmp_path / "e")
     set_partition("down")
@@ -100,7 +98,6 @@ def test_a_job_cancelled_while_it_waited_is_no_failure(slurm_conf: Path, tmp_pat
         assert (run["state"], run["reason"]) == ("pending", cancelled)
 
 
-@pytest.mark.timeout(200)
 def test_where_slurm_does_not_answer_nothing_is_called_pending_or_failed(
     slurm_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +115,6 @@ def test_where_slurm_does_not_answer_nothing_is_called_pending_or_failed(
     assert [(run["state"], run["queue_known"]) for run in told] == [("pending", False)] * 2
 
 
-@pytest.mark.timeout(100)
 def test_the_end_that_a_preemption_sets_is_no_time_limit(slurm_conf: Path, tmp_path: Path) -> None:
     asked = ["sbatch", "--parsable", "--output=/dev/null", "--time=60", "--array=0", "--wrap=sleep 600"]
     number = subprocess.run(asked, check=True, timeout=60, capture_output=True, text=True).stdout.strip()
@@ -134,7 +130,6 @@ def test_the_end_that_a_preemption_sets_is_no_time_limit(slurm_conf: Path, tmp_p
     assert limit > time.monotonic() + 1200
 
 
-@pytest.mark.timeout(200)
 def test_a_launch_that_waits_for_room_submits_nothing_that_was_cancelled(
     slurm_conf: Path, tmp_path: Path
 ) -> None:
@@ -149,7 +144,6 @@ def test_a_launch_that_waits_for_room_submits_nothing_that_was_cancelled(
     assert len(list(experiment.submissions.glob("*/submission.json"))) == 1
 
 
-@pytest.mark.timeout(200)
 def test_a_held_job_is_released_by_the_command_that_is_printed(slurm_conf: Path, tmp_path: Path) -> None:
     experiment = sweep(tmp_path / "e")
     site = site_file(tmp_path)
@@ -194,7 +188,6 @@ def no_job_can_start(cluster: Path) -> Iterator[None]:
             folder.with_name(f"aside-{folder.name}").rename(folder)
 
 
-@pytest.mark.timeout(200)
 def test_a_full_disk_does_not_keep_jobs_from_being_cancelled(slurm_conf: Path, tmp_path: Path) -> None:
     with disk(tmp_path / "disk", megabytes=16) as folder:
         experiment = sweep(folder / "e")
@@ -212,7 +205,6 @@ def test_a_full_disk_does_not_keep_jobs_from_being_cancelled(slurm_conf: Path, t
         succeeded("cancel", experiment.folder)
 
 
-@pytest.mark.timeout(300)
 def test_an_open_launch_goes_on_after_a_cancel_that_slurm_refused(slurm_conf: Path, tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="asyncpp-") as outer:
         Path(outer).chmod(0o755)
@@ -242,7 +234,6 @@ def test_an_open_launch_goes_on_after_a_cancel_that_slurm_refused(slurm_conf: Pa
         assert "cancelling failed for user 54331" in said.read_text()
 
 
-@pytest.mark.timeout(200)
 def test_a_job_whose_experiment_was_moved_says_so(slurm_conf: Path, tmp_path: Path) -> None:
     experiment = sweep(tmp_path / "e")
     set_partition("down")
@@ -255,7 +246,6 @@ def test_a_job_whose_experiment_was_moved_says_so(slurm_conf: Path, tmp_path: Pa
         assert "(FAILED: SLURM could not enter its folder or write its output there; was" in run["reason"]
 
 
-@pytest.mark.timeout(200)
 def test_a_job_on_a_full_disk_ends_with_a_line(slurm_conf: Path, tmp_path: Path) -> None:
     with disk(tmp_path / "disk", megabytes=16) as folder:
         experiment = sweep(folder / "e")
@@ -275,7 +265,6 @@ def test_a_job_on_a_full_disk_ends_with_a_line(slurm_conf: Path, tmp_path: Path)
             assert "Traceback" not in said
 
 
-@pytest.mark.timeout(100)
 def test_many_jobs_are_cancelled_in_one_request_for_each_array(
     slurm_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,6 @@ def states(array: str) -> list[str]:
     return [state for job, _, state in lines if job == array]
 
 
-@pytest.mark.timeout(120)
 def test_one_task_has_the_arrays_own_id_and_is_told_from_the_array_by_its_name(sleepers: str) -> None:
     raw_ids = dict(line.split("|") for line in squeue("%F_%K", "%A"))
     (same,) = [task for task, raw in raw_ids.items() if raw == sleepers]
@@ -54,7 +53,6 @@ def test_one_task_has_the_arrays_own_id_and_is_told_from_the_array_by_its_name(s
     assert sorted(states(sleepers)) == ["PENDING", "RUNNING", "RUNNING"]
 
 
-@pytest.mark.timeout(120)
 def test_jobs_that_ask_for_a_shard_share_a_gpu_and_see_it(slurm_conf: Path, tmp_path: Path) -> None:
     told = "srun --ntasks=1 bash -c 'echo \"gpu $CUDA_VISIBLE_DEVICES\" >> told'; exec sleep 600"
     words = ["--array=0-2", "--nodelist=n1", f"--chdir={tmp_path}", "--output=/dev/null", f"--wrap={told}"]
@@ -65,7 +63,6 @@ def test_jobs_that_ask_for_a_shard_share_a_gpu_and_see_it(slurm_conf: Path, tmp_
     assert states(array) == ["RUNNING", "RUNNING", "PENDING"]
 
 
-@pytest.mark.timeout(180)
 def test_a_job_that_is_queued_again_keeps_its_name_and_only_then_may_be_kept_from_nodes(
     slurm_conf: Path, tmp_path: Path
 ) -> None:
@@ -97,7 +94,6 @@ def begun(file: Path, times: int) -> bool:
     return said(file) >= times
 
 
-@pytest.mark.timeout(100)
 def test_a_job_is_signaling_while_a_node_does_not_acknowledge_and_runs(slurm_conf: Path) -> None:
     job = sbatch("--output=/dev/null", "--wrap=exec sleep 600")
     wait_for(lambda: slurm.job_state(job) == "RUNNING", seconds=60, why=squeue)
@@ -113,7 +109,6 @@ def test_a_job_is_signaling_while_a_node_does_not_acknowledge_and_runs(slurm_con
     wait_for(lambda: slurm.job_state(job) == "RUNNING", seconds=60, why=squeue)
 
 
-@pytest.mark.timeout(100)
 def test_a_signal_to_a_job_that_ends_meanwhile_is_no_error(slurm_conf: Path) -> None:
     set_partition("down")
     job = sbatch("--output=/dev/null", "--wrap=true")
@@ -125,7 +120,6 @@ def test_a_signal_to_a_job_that_ends_meanwhile_is_no_error(slurm_conf: Path) -> 
     signalled.result()
 
 
-@pytest.mark.timeout(100)
 def test_sruns_exit_code_is_that_of_the_signal_that_killed_a_task(slurm_conf: Path, tmp_path: Path) -> None:
     tasks = [
         "srun -n1 sh -c 'kill -TERM $$'",
@@ -140,7 +134,6 @@ def test_sruns_exit_code_is_that_of_the_signal_that_killed_a_task(slurm_conf: Pa
     assert codes.read_text().split() == ["143", "140", "140"]
 
 
-@pytest.mark.timeout(200)
 def test_before_a_preemption_and_a_time_limit_the_ranks_get_a_signal_and_the_script_none(
     slurm_conf: Path, tmp_path: Path
 ) -> None:
@@ -160,7 +153,6 @@ def test_before_a_preemption_and_a_time_limit_the_ranks_get_a_signal_and_the_scr
     assert preempted.read_text().splitlines() == ["begun", "rank TERM", "ended"]
 
 
-@pytest.mark.timeout(120)
 def test_a_cancelled_job_shows_as_its_end_the_time_of_the_cancellation(
     slurm_conf: Path, tmp_path: Path
 ) -> None:
@@ -180,13 +172,11 @@ def test_a_cancelled_job_shows_as_its_end_the_time_of_the_cancellation(
     assert slurm.job_end_time(job) is None
 
 
-@pytest.mark.timeout(60)
 def test_a_job_that_slurm_does_not_have_is_gone(slurm_conf: Path) -> None:
     assert slurm.job_state("999999_0") == "gone"
     assert slurm.job_end_time("999999") is None
 
 
-@pytest.mark.timeout(60)
 def test_no_word_of_this_slurm_for_a_state_is_undecided(slurm_conf: Path) -> None:
     """Asked for a state that it does not know, squeue lists those that it does."""
     asked = ["squeue", "--states=nonsense"]

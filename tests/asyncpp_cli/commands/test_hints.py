@@ -278,7 +278,6 @@ def hints(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hints]:
     return hints
 
 
-@pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_every_command_that_a_message_names_can_be_run_and_helps(
     hints: Hints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

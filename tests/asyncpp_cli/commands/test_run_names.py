@@ -29,7 +29,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 def test_one_name_of_a_run_works_in_every_command(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +61,6 @@ def test_one_name_of_a_run_works_in_every_command(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 def test_following_a_run_that_has_not_begun_waits_for_it(folder: Path, tmp_path: Path) -> None:
     output, errors = tmp_path / "out", tmp_path / "err"
     with output.open("w") as out, errors.open("w") as err:

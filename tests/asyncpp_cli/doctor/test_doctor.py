@@ -30,7 +30,6 @@ SITE = Site(name="mine", file=FILE)
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
-@pytest.mark.timeout(150)
 @pytest.mark.slow
 def test_this_machine_is_fit_and_torch_is_asked_in_other_processes(tmp_path: Path) -> None:
     code = (
@@ -171,7 +170,6 @@ def test_nccls_log_names_the_transport() -> None:
     assert transport(["NCCL version 2.27.5+cuda12.9"]) == ""
 
 
-@pytest.mark.timeout(150)
 @pytest.mark.slow
 def test_two_tasks_of_a_job_shake_hands(tmp_path: Path) -> None:
     copy_code(tmp_path / "code")
@@ -183,7 +181,6 @@ def test_two_tasks_of_a_job_shake_hands(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "handshake-1.json").read_text()) == {}
 
 
-@pytest.mark.timeout(150)
 def test_a_task_whose_handshake_cannot_begin_says_why(tmp_path: Path) -> None:
     broken = tmp_path / "code" / "0" / "stages"
     broken.mkdir(parents=True)

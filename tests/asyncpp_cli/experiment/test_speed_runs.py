@@ -146,7 +146,6 @@ def test_numbers_that_are_called_the_same_are(clip: str, tmp_path: Path) -> None
     assert set(same.values()) == {True, False}
 
 
-@pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_runs_for_the_speed_name_the_fastest_synchronous_layout_in_the_verdict(
     tmp_path: Path,

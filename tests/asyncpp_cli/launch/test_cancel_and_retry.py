@@ -18,7 +18,6 @@ from asyncpp_cli.runs.status import Cause, State, Status
 from asyncpp_cli.sites.resources import this_machine
 
 
-@pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_a_launch_that_is_open_starts_nothing_that_was_cancelled(
     tmp_path: Path, start_launch: StartLaunch
@@ -82,7 +81,6 @@ def launch_with(experiment: Experiment, *, cancelled: Container[str]) -> State:
     return status.state
 
 
-@pytest.mark.timeout(100)
 @pytest.mark.slow
 def test_runs_to_retry_are_chosen_by_what_ended_them(tmp_path: Path) -> None:
     folder = tmp_path / "e"
@@ -127,7 +125,6 @@ def test_runs_to_retry_are_chosen_by_what_ended_them(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_ranks_of_torchrun_save_when_their_run_is_cancelled_and_are_not_started_again(tmp_path: Path) -> None:
     steps = [f"train.steps={HOURS}", "train.checkpoint_interval=0"]

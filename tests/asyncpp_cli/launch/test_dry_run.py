@@ -59,7 +59,6 @@ def test_a_twin_of_a_mixture_has_few_small_experts() -> None:
     assert twin_of(config).model.dense_layers == 0
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_a_dry_run_trains_each_twin_once_and_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "e"

@@ -31,7 +31,6 @@ def lab() -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.slow
 @pytest.mark.parametrize("umask", [0o027, 0o002])
 def test_a_second_user_of_the_group_reads_and_goes_on_as_the_umask_lets(lab: Path, umask: int) -> None:

@@ -43,7 +43,6 @@ def starts(run: Run) -> int:
     return sum(json.loads(line)["kind"] == "start" for line in run.metrics_file.read_text().splitlines())
 
 
-@pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_two_launches_at_once_share_the_work_and_replay_gives_the_same_weights(
     tmp_path: Path, start_launch: StartLaunch
@@ -70,7 +69,6 @@ def test_two_launches_at_once_share_the_work_and_replay_gives_the_same_weights(
     assert weights(run) == weights(experiment.run(run.id))
 
 
-@pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_a_killed_rank_fails_its_run_alone(tmp_path: Path, start_launch: StartLaunch) -> None:
     experiment = sweep(
@@ -88,7 +86,6 @@ def test_a_killed_rank_fails_its_run_alone(tmp_path: Path, start_launch: StartLa
     assert short.status().state == State.COMPLETED
 
 
-@pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_a_killed_launch_leaves_its_run_going_which_the_next_leaves_alone(
     tmp_path: Path, start_launch: StartLaunch
@@ -117,7 +114,6 @@ def test_a_killed_launch_leaves_its_run_going_which_the_next_leaves_alone(
     assert "rank 0 vanished" in status["reason"]
 
 
-@pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_a_rank_that_saved_before_its_supervisor_looked_says_why(
     tmp_path: Path, start_launch: StartLaunch
@@ -139,7 +135,6 @@ def test_a_rank_that_saved_before_its_supervisor_looked_says_why(
     assert (status.state, status.reason) == (State.INTERRUPTED, "rank 0 was told to end by SIGUSR2")
 
 
-@pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_train_runs_under_torchrun_and_alone_in_replay_but_never_twice(tmp_path: Path) -> None:
     changes = ["matrix.schedule=2bw", "matrix.optimizer=muon", "train.steps=4", "train.eval_interval=2"]
@@ -177,7 +172,6 @@ def test_train_runs_under_torchrun_and_alone_in_replay_but_never_twice(tmp_path:
     assert again.errors.endswith(" is completed: nothing is left to train\n")
 
 
-@pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_quickstart_sweeps_launches_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = [*TINY, *ONE, "train.steps=2"]
@@ -194,7 +188,6 @@ def test_quickstart_sweeps_launches_and_reports(tmp_path: Path, monkeypatch: pyt
     assert [run.status().attempt for run in open_experiment(Path("asyncpp-quickstart-2")).runs] == [1]
 
 
-@pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_ranks_meet_over_ipv6_alone_and_say_where_they_cannot_meet(tmp_path: Path) -> None:
     changes = [*ONE, "train.steps=2", "site.start_timeout=1000000"]

@@ -44,7 +44,6 @@ def one_run(folder: Path, *changes: str) -> Experiment:
     return sweep(folder, *ONE_RUN, f"train.steps={STEPS}", *OFTEN, *changes)
 
 
-@pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_ctrl_c_and_a_signal_to_one_rank_save_first(
     tmp_path: Path, undisturbed: Run, start_launch: StartLaunch
@@ -81,7 +80,6 @@ def test_ctrl_c_and_a_signal_to_one_rank_save_first(
     check_same(run, undisturbed)
 
 
-@pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_train_alone_exits_with_75_and_a_damaged_checkpoint_is_passed_over(
     tmp_path: Path, undisturbed: Run

@@ -43,7 +43,6 @@ def attempt(tmp_path: Path) -> Attempt:
     return claimed(run, processes=1, replay=True, steps=4)
 
 
-@pytest.mark.timeout(120)
 def test_a_rank_ends_whose_run_is_deleted(attempt: Attempt) -> None:
     command = [sys.executable, "-c", WAITS]
     with started_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -83,7 +82,6 @@ def launched(runs: Sequence[Run]) -> list[Status]:
     return Launcher(tasks, machine=machine, max_parallel=2, replay=True, progress=Unseen()).run()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_no_process_can_be_started_in_the_middle_of_a_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -112,7 +110,6 @@ def test_no_process_can_be_started_in_the_middle_of_a_launch(
     assert "could not be started" in outcome.reason
 
 
-@pytest.mark.timeout(300)
 def test_no_process_can_be_started_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = runs_without_text(tmp_path / "e", 3)
 
@@ -147,7 +144,6 @@ print(current_status(run, none_to_come=attempt.number).reason)
 """
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(not permitted(f"{ANOTHER} true"), reason="no other user is permitted here")
 @pytest.mark.slow
 def test_the_process_that_starts_the_ranks_can_start_none() -> None:
@@ -195,7 +191,6 @@ def test_the_flight_recorder_is_on_and_a_users_settings_stay(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_stopped_rank_is_named(tmp_path: Path, start_launch: StartLaunch) -> None:
     changes = [*ONE, f"train.steps={HOURS}"]
     changes += ["parallel.stages=3", "schedule.microbatches=4", "model.layers=3"]

@@ -88,7 +88,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-@pytest.mark.timeout(1500)
 @pytest.mark.slow
 @pytest.mark.parametrize("begin", [torchrun_agents, mpiexec])
 def test_a_run_killed_rank_by_rank_ends_with_the_bits_of_an_undisturbed_one(
@@ -129,7 +128,6 @@ def refused(process: subprocess.Popen[str]) -> str:
     return errors
 
 
-@pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_ranks_that_do_not_fit_together_are_refused_in_one_line(start: Start, tmp_path: Path) -> None:
     changes = ["matrix={schedule: 1f1b, optimizer: adamw}", "exclude=[]", "train.steps=1"]

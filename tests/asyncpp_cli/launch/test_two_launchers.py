@@ -81,7 +81,6 @@ def test_a_launch_that_only_watched_says_that_it_ended_nothing(tmp_path: Path) -
     settle(run, all_over=other.number)
 
 
-@pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_a_tune_that_stood_still_leaves_the_next_rung_to_the_other(tmp_path: Path) -> None:
     folder = tmp_path / "tuned"

@@ -111,7 +111,6 @@ def follower(experiment: Experiment, tmp_path: Path) -> Iterator[Following]:
             following.process.kill()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.slow
 def test_following_goes_on_to_the_end_of_the_run(follower: Following, experiment: Experiment) -> None:
     run = experiment.runs[0]
@@ -133,7 +132,6 @@ def test_following_goes_on_to_the_end_of_the_run(follower: Following, experiment
     assert said[-1] == f"rank 0 failed first: {log(attempt, 0)}"
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.slow
 def test_ctrl_c_leaves_quietly_and_the_run_be(follower: Following, experiment: Experiment) -> None:
     attempt = Attempt(experiment.runs[0], 1)

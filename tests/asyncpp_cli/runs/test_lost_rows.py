@@ -64,7 +64,6 @@ def comparable(run: Run) -> list[dict[str, object]]:
     return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
 
 
-@pytest.mark.timeout(1500)
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["completed", "paused"])
 @pytest.mark.parametrize("harm", HARMS)

@@ -38,7 +38,6 @@ def expected_best(experiment: Experiment, folder: Path) -> tuple[Run, float]:
     return best, losses_of(best, folder, until=9)[-1]
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_killed_and_started_again(tmp_path: Path) -> None:
     folder = tmp_path / "e"
