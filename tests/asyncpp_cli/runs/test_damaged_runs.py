@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +16,46 @@ from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from support.attempts import claimed
-from support.command_line import asyncpp, succeeded
-from support.files import edit
-from support.report_experiment import JSON, ExperimentFolder, begun, settings
+from support.command_line import Ended, asyncpp, succeeded
+from support.files import contents, edit
+from support.report_experiment import JSON, ExperimentFolder, begun, cells_of, metrics, settings
 
 from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.experiment.matrix import run_id
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import RankEnd
 from asyncpp_cli.runs.attempts.repair import repair_run
 from asyncpp_cli.runs.attempts.settle import current_status
+from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.settings import assign, config_hash
 from asyncpp_cli.runs.status import State, Status
+from stages.config.run_config import RunConfig
 
 
 @pytest.fixture
-def experiment() -> Iterator[ExperimentFolder]:
+def experiment(tmp_path: Path) -> Experiment:
     """Two completed runs."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield made_in(Path(folder))
+    return made_in(tmp_path, runs=2)
 
 
-def made_in(folder: Path, *, runs: int = 2) -> ExperimentFolder:
+def made_in(folder: Path, *, runs: int, complete: bool = True) -> Experiment:
+    """A run of 1f1b and others of 2bw, each a cell of its own, with the ids that `sweep` gives them."""
     made = ExperimentFolder(folder / "experiment")
     for number in range(runs):
-        # Each a cell of its own.
-        rate = {"optimizer.lr": 1e-3 * (number + 1)}
-        begun(made.add(settings("1f1b", "muon", **rate), status=Status(state=State.PENDING), axes=rate))
-    return made
+        given = settings("2bw" if number else "1f1b", "muon", number / 100)
+        config = RunConfig()
+        assign(config, given)
+        axes = {"schedule": given["schedule.name"], "optimizer": "muon", "error_feedback": number / 100}
+        axes |= {"model": "nano", "seed": 0}
+        pending = {"status": Status(state=State.PENDING), "rows": metrics(delay=int(number > 0))}
+        run = made.add(given, axes=axes, run_id=run_id(axes, config_hash(config)), **pending)
+        if complete:
+            begun(run)
+    return open_experiment(made.folder)
+
+
+Harm = Callable[[Run], object]
 
 
 def going_on(run: Run) -> None:
@@ -53,19 +68,42 @@ def going_on(run: Run) -> None:
     edit(file, processes=[process | {"start": process["start"] + 1}])  # it has ended since
 
 
-def status_of(text: str) -> Callable[[Run], object]:
+def status_of(text: str) -> Harm:
     return lambda run: run.status_file.write_text(text, errors="surrogateescape")
 
 
-def changed(**fields: Any) -> Callable[[Run], object]:
+def changed(**fields: Any) -> Harm:
     return lambda run: edit(run.status_file, **fields)
 
 
-def attempt_of(text: str) -> Callable[[Run], object]:
+def attempt_of(text: str) -> Harm:
     return lambda run: (going_on(run), (run.attempts / "1" / "attempt.json").write_text(text))
 
 
-DAMAGES: dict[str, tuple[Callable[[Run], object], str]] = {
+def rows(change: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> Harm:
+    """Change every row of the metrics, or take it out."""
+
+    def harm(run: Run) -> None:
+        found = [change(json.loads(line)) for line in run.metrics_file.read_text().splitlines()]
+        run.metrics_file.write_text("".join(f"{json.dumps(row)}\n" for row in found if row is not None))
+
+    return harm
+
+
+def without(**values: Any) -> Harm:
+    return rows(lambda row: None if values.items() <= row.items() else row)
+
+
+def every(kind: str, **values: Any) -> Harm:
+    return rows(lambda row: row | values if row["kind"] == kind else row)
+
+
+def another_configuration(run: Run) -> None:
+    shutil.copyfile(next(run.folder.parent.glob("1f1b-*")) / "config.yaml", run.config_file)
+
+
+ATTEMPT = "/attempts/1/attempt.json"
+OF_STATUS: dict[str, tuple[Harm, str]] = {
     "torn status": (status_of('{"format": 1, "sta'), "/status.json"),
     "status is no text": (status_of("\udcff\udcfe"), "/status.json"),
     "format is a later one": (changed(format=2), "/status.json"),
@@ -73,50 +111,173 @@ DAMAGES: dict[str, tuple[Callable[[Run], object], str]] = {
     "state says damaged": (changed(state="damaged"), "/status.json"),
     "attempt is huge": (changed(attempt=10**400), "/status.json"),
     "status is a folder": (lambda run: (run.status_file.unlink(), run.status_file.mkdir()), "/status.json"),
-    "no attempts": (lambda run: (going_on(run), shutil.rmtree(run.attempts)), "/attempts/1/attempt.json"),
-    "no processes": (attempt_of('{"format": 1}'), "/attempts/1/attempt.json"),
-    "no json": (attempt_of("{"), "/attempts/1/attempt.json"),
+    "no attempts": (lambda run: (going_on(run), shutil.rmtree(run.attempts)), ATTEMPT),
+    "no processes": (attempt_of('{"format": 1}'), ATTEMPT),
+    "no json": (attempt_of("{"), ATTEMPT),
     "folder is gone": (lambda run: shutil.rmtree(run.folder), ""),
     "folder is a file": (lambda run: (shutil.rmtree(run.folder), run.folder.write_text("")), ""),
 }
+"""What is done to a run, and what is said of it behind the path of its folder."""
+
+OF_END: dict[str, Harm] = {
+    "metrics.jsonl: metrics.jsonl cannot be read: No such file": lambda run: run.metrics_file.unlink(),
+    "metrics.jsonl: the last row of metrics.jsonl is of kind eval, not the end row": without(kind="end"),
+    "metrics.jsonl: the end row of metrics.jsonl is of step 5, and the run has 4": every("end", step=5),
+    "metrics.jsonl: metrics.jsonl has no row of this attempt": without(kind="start"),
+    "metrics.jsonl is another run's: 'other'": every("start", run="other"),
+}
+"""Damages to the first and the last row of metrics, by what is said of them."""
+
+OF_ROWS: dict[str, Harm] = {
+    "metrics.jsonl: its last evaluation is of step 2, and the run has 4": without(kind="eval", step=4),
+    "metrics.jsonl: the validation loss of step 2 is -3.0; losses are >= 0": every("eval", val_loss=-3.0),
+    "metrics.jsonl: the training loss of step 1 is -0.5; losses are >= 0": every("step", train_loss=-0.5),
+    "metrics.jsonl: its step rows have 4 where 3 is expected": without(kind="step", step=3),
+    "metrics.jsonl: its step rows end after 6,144 of 8,192 tokens": without(kind="step", step=4),
+    "metrics.jsonl: its step rows have 2 where 1 is expected": without(kind="step", step=1),
+    "metrics.jsonl: its segments cover 2 steps after step 0, and the run has 4": without(first_step=2),
+    "metrics.jsonl: its delay in the segment after step 0 is [7, 7] by stage, and its schedule's is [1, 1]": (
+        every("segment", delay_max=[7, 7])
+    ),
+    "metrics.jsonl has a row of another form": every("segment", steady_seconds="long"),
+    "config.yaml cannot be read": lambda run: run.config_file.unlink(),
+}
+"""What only those see who read all rows, or the settings of a completed run."""
+
+OF_CONFIG: dict[str, Harm] = {
+    "config.yaml is not YAML": lambda run: run.config_file.write_text("train: [1, 2"),
+    "config.yaml is another run's: its settings make the hash": another_configuration,
+}
+DAMAGES = OF_STATUS | {said: (harm, f"/{said}") for said, harm in (OF_END | OF_ROWS | OF_CONFIG).items()}
+SEEN = {
+    "status": {*OF_STATUS, *OF_END, *OF_CONFIG},
+    "status --json": {*OF_STATUS, *OF_END, *OF_CONFIG},
+    "launch": {*OF_STATUS, *OF_END},
+    "report": {*DAMAGES},
+    "report --format markdown": {*DAMAGES},
+    "report --format json": {*DAMAGES},
+}
+"""The damages that a command names."""
+
+BESIDE = ("cancel", "mirror --to tensorboard", "logs 1f1b --attempt 1")
+"""Commands that need none of it."""
 
 
-@pytest.mark.slow
-def test_every_command_goes_on_beside_damaged_runs(tmp_path: Path) -> None:
-    experiment = made_in(tmp_path, runs=1 + len(DAMAGES))
-    folder = experiment.folder
-    for number, (harm, _) in enumerate(DAMAGES.values(), 1):
-        harm(Run(folder / "runs" / f"run-{number}"))
+@dataclass(frozen=True)
+class Told:
+    """An experiment of which all runs but the first are damaged, what each command said of it, and the first
+    run's cell of the report before."""
 
-    shown = succeeded("status", folder)
-    assert f"1 completed, {len(DAMAGES)} damaged" in shown.output
-    [whole, *damaged] = json.loads(asyncpp("status", folder, "--json").output)
+    experiment: Experiment
+    ended: dict[str, Ended]
+    whole: dict[str, Any]
+
+    @property
+    def damaged(self) -> dict[str, Run]:
+        return dict(zip(DAMAGES, self.experiment.runs[1:], strict=True))
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    experiment = made_in(tmp_path_factory.mktemp("damaged"), runs=1 + len(DAMAGES))
+    [whole, *_] = cells_of(experiment.folder)
+    for run, (harm, _) in zip(experiment.runs[1:], DAMAGES.values(), strict=True):
+        harm(run)
+    asked = {command: command.split() for command in (*SEEN, *BESIDE)}
+    ended = {name: asyncpp(command, experiment.folder, *words) for name, (command, *words) in asked.items()}
+    return Told(experiment, ended, whole)
+
+
+def shown(ended: Ended) -> str:
+    """What a command said, without the breaks of lines and the escapes of its form."""
+    return "".join(html.unescape(ended.output + ended.errors).replace("\\", "").split())
+
+
+@pytest.mark.parametrize("command", SEEN)
+def test_a_command_names_each_damage_that_it_sees_and_its_run(command: str, told: Told) -> None:
+    ended, text = told.ended[command], shown(told.ended[command])
+    assert (ended.code, "Traceback" in text) == (int(command == "launch"), False)
+    said = {what: f"{told.damaged[what].id}{DAMAGES[what][1]}".replace(" ", "") for what in SEEN[command]}
+    assert [what for what, words in said.items() if words not in text] == []
+
+
+def test_status_and_report_count_no_damaged_run(told: Told) -> None:
+    assert f"{len(OF_ROWS) + 1} completed, {len(SEEN['status'])} damaged" in told.ended["status"].output
+    [whole, *others] = json.loads(told.ended["status --json"].output)
     assert whole["state"] == "completed"
-    launched = asyncpp("launch", folder)
-    assert launched.code == 1
-    assert f"1 of {1 + len(DAMAGES)} runs completed" in launched.errors
-    for number, (what, (_, file)) in enumerate(DAMAGES.items()):
-        status = damaged[number]
-        assert (what, status["state"]) == (what, "damaged")
-        assert f"{status['id']}{file}" in status["reason"]
-        assert f"{status['id']}{file}" in "".join(shown.output.split())
-        assert f"{status['id']}{file}" in launched.errors
-        assert asyncpp("logs", folder, status["id"], "--attempt", "1").code in (0, 2)
-
-    shown = succeeded("report", folder, "--format", "json")
-    cells = {name: cell for cell in json.loads(shown.output) for name in cell["runs"]}
-    assert cells.pop("run-0")["status"] == "completed"
-    assert {cell["status"] for cell in cells.values()} == {"damaged", "missing"}
-    assert asyncpp("logs", folder, "run-0").output == "a line\n"
-    for arguments in (("report", folder), ("cancel", folder), ("mirror", folder, "--to", "tensorboard")):
-        succeeded(*arguments)
-    assert current_status(Run(folder / "runs" / "run-0")).state == State.COMPLETED
+    states = {what: each["state"] for what, each in zip(DAMAGES, others, strict=True)}
+    assert states == dict.fromkeys(SEEN["status"], "damaged") | dict.fromkeys(OF_ROWS, "completed")
+    report = json.loads(told.ended["report --format json"].output)
+    cells = {run: cell for cell in report for run in cell["runs"]}
+    assert cells.pop(told.experiment.runs[0].id) == told.whole
+    for what, run in told.damaged.items():
+        cell = cells[run.id]
+        assert cell["status"] == ("missing" if what.startswith("folder") else "damaged"), what
+        assert (cell["schedule"], cell["val_loss"], cell["gap"]) == ("2bw", None, None), what
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_run_can_be_set_right(experiment: ExperimentFolder, damage: str) -> None:
-    run = Run(experiment.folder / "runs" / "run-1")
-    DAMAGES[damage][0](run)
+def test_what_needs_no_damaged_run_goes_on(told: Told) -> None:
+    cancelled, mirrored, logged = (told.ended[command] for command in BESIDE)
+    assert (cancelled.code, mirrored.code, logged.output) == (0, 0, "a line\n")
+    runs, seen = len(told.experiment.runs), len(SEEN["launch"])
+    assert f"{runs - seen} of {runs} runs completed" in told.ended["launch"].errors
+    for run in told.damaged.values():
+        assert asyncpp("logs", told.experiment.folder, run.id, "--attempt", "1").code in (0, 2)
+    assert current_status(told.experiment.runs[0]).state == State.COMPLETED
+
+
+ONE_RUN = {
+    "diff RUN WHOLE": 0,
+    "train RUN --replay": 2,
+    "export RUN --out OUT": 2,
+    "extend RUN --steps 9 --out OUT": 2,
+    "launch ALL --dry-run": 2,
+}
+"""Commands that read a run's configuration, and their exit codes where it is damaged."""
+
+
+@pytest.mark.parametrize("command", ONE_RUN)
+@pytest.mark.parametrize("what", OF_CONFIG)
+def test_a_damaged_configuration_is_named_and_nothing_is_written(
+    what: str, command: str, experiment: Experiment, tmp_path: Path
+) -> None:
+    whole, run = experiment.runs
+    harm, said = DAMAGES[what]
+    harm(run)
+    before = contents(tmp_path)
+    given = {"ALL": experiment.folder, "RUN": run.folder, "WHOLE": whole.folder, "OUT": tmp_path / "out"}
+    ended = asyncpp(*(given.get(word, word) for word in command.split()))
+    assert (ended.code, f"{run.id}{said}".replace(" ", "") in shown(ended)) == (ONE_RUN[command], True), ended
+    assert contents(tmp_path) == before
+
+
+def test_a_launch_trains_no_run_with_anothers_configuration(tmp_path: Path) -> None:
+    experiment = made_in(tmp_path, runs=2, complete=False)
+    first, second = (run.config_file.read_bytes() for run in experiment.runs)
+    for run, content in zip(experiment.runs, (second, first), strict=True):
+        run.config_file.write_bytes(content)
+    ended = asyncpp("launch", experiment.folder, "--replay")
+    assert ended.code == 1
+    for run, other in zip(experiment.runs, reversed(experiment.runs), strict=True):
+        hashes = f"its settings make the hash {other.id[-8:]}, and the id ends in {run.id[-8:]}"
+        assert f"left out: {run.config_file} is another run's: {hashes}" in ended.errors
+        assert not run.attempts.exists()
+
+
+def test_the_settings_of_the_site_may_change(experiment: Experiment) -> None:
+    file = experiment.runs[1].config_file
+    before = file.read_text()
+    file.write_text(before.replace("threads: 1", "threads: 2"))
+    assert file.read_text() != before
+    assert [cell["status"] for cell in cells_of(experiment.folder)] == ["completed"] * 2
+    told = json.loads(succeeded("status", experiment.folder, "--json").output)
+    assert [each["state"] for each in told] == ["completed"] * 2
+
+
+@pytest.mark.parametrize("damage", OF_STATUS)
+def test_a_damaged_run_can_be_set_right(experiment: Experiment, damage: str) -> None:
+    run = experiment.runs[1]
+    OF_STATUS[damage][0](run)
     if damage.startswith("folder"):
         with pytest.raises(UserError, match="asyncpp sweep"):
             repair_run(run)
@@ -135,8 +296,8 @@ def test_a_damaged_run_can_be_set_right(experiment: ExperimentFolder, damage: st
         assert attempt.number == 2
 
 
-def test_a_damaged_run_whose_processes_are_there_is_left_alone(experiment: ExperimentFolder) -> None:
-    run = Run(experiment.folder / "runs" / "run-1")
+def test_a_damaged_run_whose_processes_are_there_is_left_alone(experiment: Experiment) -> None:
+    run = experiment.runs[1]
     run.status_file.write_text("{")
     # Its process is this one, and nothing says that it has ended.
     (run.attempts / "1" / "rank-0.end.json").unlink()
@@ -163,8 +324,8 @@ def test_no_damage_to_any_file_ends_a_command(
     file: str, field: int, value: Any, raw: bytes | None, cut: int, running: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        experiment = made_in(Path(folder))
-        run = Run(experiment.folder / "runs" / "run-1")
+        experiment = made_in(Path(folder), runs=2)
+        run = experiment.runs[1]
         if running:
             going_on(run)
         damaged = run.folder / file
@@ -201,8 +362,8 @@ def spoilt(file: Path, field: int, value: Any, raw: bytes | None, cut: int) -> b
     return json.dumps(fields).encode() + b"\n" + rest
 
 
-def test_the_attempt_of_a_run_says_what_is_damaged(experiment: ExperimentFolder) -> None:
-    run = Run(experiment.folder / "runs" / "run-1")
+def test_the_attempt_of_a_run_says_what_is_damaged(experiment: Experiment) -> None:
+    run = experiment.runs[1]
     going_on(run)
     (run.attempts / "1" / "rank-0.end.json").write_text('{"code": "x"}')
     status = current_status(run)

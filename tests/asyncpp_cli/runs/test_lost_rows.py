@@ -1,9 +1,13 @@
-"""Rows of metrics that are lost: every command says so, and what the message names repairs the run."""
+"""Rows of metrics that are lost: every command says so, and what the message names repairs the run.
+
+And single bytes that change in any file of a run.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -12,7 +16,8 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, succeeded
-from support.launches import TINY
+from support.launches import ONE, TINY
+from support.report_experiment import cells_of
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run
@@ -52,7 +57,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """An experiment of one run that is completed, and one of a run that is paused."""
     folder = tmp_path_factory.mktemp("trained")
     settings = [*TINY, f"train.steps={STEPS}", "train.eval_interval=2", "train.checkpoint_interval=2"]
-    settings += ["site.keep_checkpoints=9", "matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
+    settings += ["site.keep_checkpoints=9", *ONE]
     for name, until in (("completed", []), ("paused", ["--until", str(LATE)])):
         succeeded("sweep", "quickstart", *settings, "--out", folder / name)
         succeeded("launch", folder / name, "--replay", *until)
@@ -82,6 +87,7 @@ def test_what_is_lost_is_said_by_all_and_repaired_by_the_hint(
     (told,) = json.loads(succeeded("status", folder, "--json").output)
     (reported,) = json.loads(succeeded("report", folder, "--format", "json").output)
     assert {told["state"], reported["status"]} == {"damaged" if damaged else "paused"}
+    assert (str(run.metrics_file) in told["reason"], reported["val_loss"] is None) == (damaged, True)
     launched = asyncpp("launch", folder, "--replay")
     assert launched.code == int(damaged), launched
     if damaged:
@@ -98,3 +104,37 @@ def test_what_is_lost_is_said_by_all_and_repaired_by_the_hint(
     starts = [json.loads(line) for line in run.metrics_file.read_text().splitlines() if '"start"' in line]
     assert starts[-1]["step"] == step
     assert comparable(run) == comparable(whole)
+
+
+@pytest.mark.slow
+def test_flipped_bytes_are_seen_or_change_no_number(trained: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(trained["completed"], tmp_path / "e"))
+    [run], [whole] = open_experiment(folder).runs, cells_of(folder)
+    chance = random.Random(0)
+    attempt = run.attempts / "1"
+    files = [run.metrics_file, run.config_file, run.status_file, attempt / "attempt.json"]
+    files += [attempt / "outcome.json", folder / "experiment.json"]
+    for file in files:
+        content = file.read_bytes()
+        # The end of the file holds what says that it is whole.
+        places = [chance.randrange(len(content)) for _ in range(12)]
+        places += [len(content) - chance.randrange(1, min(120, len(content))) for _ in range(4)]
+        for place in places:
+            byte = content[place] ^ (1 << chance.randrange(7))
+            where = f"{file.name}, byte {place} of {len(content)}: {content[place]} became {byte}"
+            file.write_bytes(content[:place] + bytes([byte]) + content[place + 1 :])
+            if file.name == "experiment.json" and (ended := asyncpp("report", folder)).code == 2:
+                assert str(file) in ended.errors, where
+                continue
+            [flipped] = cells_of(folder)
+            if flipped == whole:
+                continue
+            if file.parent == attempt:
+                # It holds what the run has cost; the other numbers stay.
+                assert str(file) in "".join(asyncpp("report", folder).output.split()), where
+                assert flipped["val_loss"] == whole["val_loss"], where
+            else:
+                assert flipped["status"] in ("damaged", "missing"), where
+                assert (run.id in flipped["reason"], flipped["val_loss"]) == (True, None), where
+        file.write_bytes(content)
+    assert cells_of(folder) == [whole]
