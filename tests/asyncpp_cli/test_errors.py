@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp
+from support.command_line import asyncpp, refusal
 from support.files import FULL, own_device
+from support.report_experiment import quickstart_folder
 
 from asyncpp_cli.base.atomic_files import read_json, write_text
 from asyncpp_cli.base.errors import DamagedError, UserError, doing, refusal_of
@@ -87,29 +89,91 @@ def test_what_is_no_fault_of_ours() -> None:
         assert refusal_of(error) is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["frobnicate"], "No such command 'frobnicate' (asyncpp --help"),
-        (["status"], "Missing argument 'DIR' (asyncpp status --help"),
-        (["status", "x", "--frob"], "No such option: --frob"),
-        (["report", "x", "--format", "tabel"], "--format: 'tabel' is not known; did you mean table?"),
-        (["launch", "x", "--max-parallel", "two"], "--max-parallel: accepted: a whole number"),
-        (["launch", "x", "--max-parallel", "0"], "--max-parallel: accepted: 1 or more"),
-        (["status", "x", "y"], "unexpected argument: y"),
-        (["report", "x", "--format", "docx"], "--format: 'docx' is not known; accepted: table, markdown"),
-        (["schedule", "show"], "Missing argument"),
-        (["status", "a\nb\x1b[2J", "--frob\n\x1b"], "No such option"),
-    ],
-)
-def test_a_command_line_that_is_wrong_is_told_in_one_line(arguments: list[str], named: str) -> None:
-    ended = asyncpp(*arguments)
-    assert ended.code == 2
-    assert ended.output == ""
-    assert ended.errors.startswith("asyncpp: error: ")
-    assert ended.errors.count("\n") == 1
-    assert "\x1b" not in ended.errors
-    assert named in ended.errors
+WRONG = {
+    "frobnicate": "No such command 'frobnicate' (asyncpp --help",
+    "status": "Missing argument 'DIR' (asyncpp status --help",
+    "status x --frob": "No such option: --frob",
+    "status x y": "unexpected argument: y",
+    "status a\nb\x1b[2J --frob\n\x1b": "No such option",
+    "status nowhere": "nowhere does not exist; accepted: the folder of an experiment",
+    "status .": "is not an experiment: it has no experiment.json",
+    "launch nowhere": "nowhere does not exist; accepted: the folder of an experiment",
+    "launch .": "is not an experiment: it has no experiment.json",
+    "launch x --max-parallel two": "--max-parallel: accepted: a whole number",
+    "launch x --max-parallel 0": "--max-parallel: accepted: 1 or more",
+    "launch E --site nowhere": "--site: 'nowhere' is not known; accepted: local, slurm-gpu, testcluster",
+    "report nowhere": "nowhere does not exist; accepted: the folder of an experiment",
+    "report .": "is not an experiment: it has no experiment.json",
+    "report x --format tabel": "--format: 'tabel' is not known; did you mean table?",
+    "report x --format docx": "--format: 'docx' is not known; accepted: table, markdown",
+    "report E --format html": "--format html needs a file: --out FILE",
+    "report E --out E": "give the name of a file",
+    "report E --out no/such.md": "cannot be written",
+    "report E --assets x": "--assets",
+    "report E --caption x": "--caption",
+    "report E --format latex --label }": "--label",
+    "report E --rows optimiser": "--rows: optimiser: unknown key",
+    "report E --cols seed": "--cols: seed: cells are averaged over it",
+    "report E --best-over site.threads": "--best-over: site.threads",
+    "report E --cols schedule --value loss": "--value: 'loss' is not known; did you mean val_loss?",
+    "report E --target nan": "--target: 'nan', accepted: a finite number",
+    "report E --for 135m": "--for MODEL and --gpus N are given together",
+    "report E --device h100": "are for --for MODEL",
+    "report E --for 135m --gpus 2 --device abacus": "--device",
+    "diff E E/nothing": "begins with nothing",
+    "diff E nowhere": "no such experiment or run",
+    "export nowhere --out out": "no such experiment or run",
+    "mirror nowhere --to tensorboard": "no such experiment or run",
+    "mirror E --to wandb --follow": "can only be rewritten",
+    "mirror E --to mlflow": "--to: 'mlflow' is not known; accepted: tensorboard, wandb\n",
+    "sweep 7b": "7b is a model, not an experiment: asyncpp sweep quickstart model=7b",
+    "sweep quickstrat --out out": "did you mean quickstart?",
+    "sweep quickstart": "--out DIR is missing",
+    "sweep quickstart --list site.gpu=abacus": "site.gpu: 'abacus' is not known",
+    "templates show quickstrat": "quickstart",
+    "tune quickstart --over optimizer.lr=1e-4:1e-1:log": "--out",
+    "schedule show": "Missing argument",
+    "schedule show x": "unknown schedule 'x'",
+    "optimizers show moun": "'moun' is not known; did you mean muon? accepted: sgd, adamw",
+    "theory stability --momentum ema --beta 1": "beta is 1, accepted: at least 0 and below 1",
+    "theory stability --momentum ema --delay -1": "delay is -1, accepted: 0 to 100",
+    "theory stability --momentum none --coefficient -1": "coefficient is -1, accepted: 0 to 100",
+    "theory stability --json": "--json wants one case",
+    "theory stability --delay -2": "delay is -2",
+    "doctor --job": "--job is for clusters",
+    "doctor --dir nowhere": "no such folder",
+    "doctor --site nowhere": "--site: 'nowhere' is not known",
+    "plan nano3 --gpus 2": "'nano3' is not known; did you mean nano?",
+    "plan 135m --bandwidth 0": "accepted: more than 0",
+    "plan 360m --gpus 0": "--gpus: accepted: 1 or more",
+    "plan 360m --gpus 2 --memory -1": "--memory -1",
+    "plan 360m --gpus 2 --device abacus": "--device: 'abacus' is not known; accepted: h100",
+    "plan 360m --gpus 2 --schedule 2bww": "--schedule: '2bww' is not known; did you mean 2bw?",
+    "plan 360m --gpus 64 --tokens-per-step 1000": "no layout of 64 GPUs",
+    "plan 360m model.tied=true --gpus 2 --schedule paci": "model.tied: no layout of paci has embedding",
+    "plan 360m widht=3 --gpus 2": "widht: unknown key",
+    "plan 360m optimizer --gpus 2": "write KEY=VALUE",
+    "plan 360m --gpus 2 --profile nowhere.json": "nowhere.json: cannot be read",
+    "plan 135m --gpus 1 --map": "--map --gpus 1: accepted: 2 or more",
+    "plan 135m --gpus 2 --out map.svg": "are accepted with --map",
+    "plan 135m --gpus 2 --map --tokens-per-step 1000": "no layout of 2 GPUs",
+    "plan nano --gpus 2 --json --as-template chosen.yaml": "--as-template: leave out --json",
+}
+"""Command lines that are wrong, and what is said of them; E is an experiment of completed runs."""
+
+
+@pytest.fixture(scope="module")
+def completed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return quickstart_folder(tmp_path_factory.mktemp("completed") / "e").folder
+
+
+@pytest.mark.parametrize("line", WRONG, ids=ascii)
+def test_a_command_line_that_is_wrong_is_told_in_one_line(
+    line: str, completed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refusal(*(re.sub("^E(?=/|$)", str(completed), word) for word in line.split(" ")))
+    assert (WRONG[line] in said, "\x1b" in said, list(tmp_path.iterdir())) == (True, False, []), said
 
 
 def test_a_command_without_a_sub_command_shows_help() -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal, succeeded
+from support.command_line import asyncpp, succeeded
 
 from optimizers import CORRECTIONS, METHODS
 
@@ -92,12 +92,6 @@ def test_show_gives_a_corrections_settings() -> None:
     assert "Set by error_feedback.coefficient and error_feedback.form: buffered" in buffered
 
 
-def test_an_unknown_optimizer_is_one_line() -> None:
-    assert "'moun' is not known; did you mean muon? accepted: sgd, adamw" in refusal(
-        "optimizers", "show", "moun"
-    )
-
-
 @pytest.mark.parametrize(
     ("momentum", "beta", "delay", "coefficient", "limit"),
     [
@@ -123,17 +117,3 @@ def test_stability_table() -> None:
     (row,) = [line.split() for line in ended.output.splitlines() if line.startswith("nesterov-ema  0.95")]
     assert row[2:5] == ["26.9", "3.75", "6.78"]
     assert "delay 3" in asyncpp("theory", "stability", "--delay", "3").output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--momentum", "ema", "--beta", "1"], "beta is 1, accepted: at least 0 and below 1"),
-        (["--momentum", "ema", "--delay", "-1"], "delay is -1, accepted: 0 to 100"),
-        (["--momentum", "none", "--coefficient", "-1"], "coefficient is -1, accepted: 0 to 100"),
-        (["--json"], "--json wants one case"),
-        (["--delay", "-2"], "delay is -2"),
-    ],
-)
-def test_bad_arguments_are_one_line(arguments: list[str], reason: str) -> None:
-    assert reason in refusal("theory", "stability", *arguments)

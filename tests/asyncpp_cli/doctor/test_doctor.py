@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp
 from support.launches import TINY
 
 from asyncpp_cli.doctor import node_check
@@ -47,12 +47,6 @@ def test_this_machine_is_fit_and_torch_is_asked_in_other_processes(tmp_path: Pat
     assert metadata.version("torch") in checks["torch"]["detail"]
     assert str(tmp_path) in checks["folder"]["detail"]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_nonsensical_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
-    assert "--job is for clusters" in refusal("doctor", "--job")
-    assert "no such folder" in refusal("doctor", "--dir", tmp_path / "none")
-    assert "--site: 'nowhere' is not known" in refusal("doctor", "--site", "nowhere")
 
 
 def test_a_folder_that_cannot_be_written_is_wrong(tmp_path: Path) -> None:

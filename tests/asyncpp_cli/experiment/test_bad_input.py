@@ -211,10 +211,6 @@ def test_the_mistakes_of_a_file_are_named_at_once(content: str, named: list[str]
 
 def test_an_unknown_template_is_refused_with_those_there_are(tmp_path: Path) -> None:
     assert "sweep quickstart model=7b" in refusal("sweep", "7b", "--list")
-    assert "did you mean quickstart?" in refusal("sweep", "quickstrat", "--out", tmp_path / "out")
-    assert "7b is a model, not an experiment: asyncpp sweep quickstart model=7b" in refusal("sweep", "7b")
-    assert "--out DIR is missing" in refusal("sweep", "quickstart")
-    assert "quickstart" in refusal("templates", "show", "quickstrat")
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
     assert str(binary) in refusal("sweep", binary, "--out", tmp_path / "out")
@@ -224,23 +220,10 @@ def test_an_unknown_template_is_refused_with_those_there_are(tmp_path: Path) -> 
         read_mapping(tmp_path / "pipe.yaml")
 
 
-@pytest.mark.parametrize("command", ["launch", "status", "report"])
-def test_commands_refuse_a_folder_without_an_experiment(tmp_path: Path, command: str) -> None:
-    assert "experiment.json" in refusal(command, tmp_path)
-    assert "nothing does not exist; accepted: the folder of an experiment" in refusal(
-        command, tmp_path / "nothing"
-    )
-    (tmp_path / "experiment.json").write_text("{")
-    assert "not JSON" in refusal(command, tmp_path)
-    (tmp_path / "experiment.json").write_text('{"format": 99}')
-    assert "newer" in refusal(command, tmp_path)
-
-
 @pytest.mark.slow
 def test_launch_and_train_refuse_what_they_cannot_do(tmp_path: Path) -> None:
     experiment = tmp_path / "experiment"
     succeeded("sweep", "quickstart", "--out", experiment)
-    assert "local" in refusal("launch", experiment, "--site", "moon")
     assert "names 6 runs; accepted: one run" in refusal("train", experiment)
     run = min((experiment / "runs").iterdir())
     assert "torchrun" in refusal("train", run)

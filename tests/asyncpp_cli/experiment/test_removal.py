@@ -180,45 +180,6 @@ HOSTILE = [
     ["run-0"],
 ]
 
-COMMANDS: list[list[Any]] = [
-    ["status", "EXPERIMENT"],
-    ["status", "EXPERIMENT", "--json"],
-    ["report", "EXPERIMENT"],
-    ["diff", "EXPERIMENT", "EXPERIMENT"],
-    ["launch", "EXPERIMENT", "--replay"],
-    ["cancel", "EXPERIMENT"],
-    ["launch", "EXPERIMENT", "ID", "--failed"],
-    ["remove", "EXPERIMENT", "ID", "--yes"],
-    ["logs", "EXPERIMENT", "ID"],
-    ["extend", "EXPERIMENT", "ID", "--steps", "9", "--out", "OUT"],
-    ["extend", "EXPERIMENT", "--steps", "9", "--out", "OUT"],
-    ["mirror", "EXPERIMENT", "--to", "tensorboard"],
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hostile", ["../run-1", "run-0\n"], ids=ascii)
-def test_a_hostile_id_is_refused_by_every_command(folder: Path, tmp_path: Path, hostile: Any) -> None:
-    cells = json.loads((folder / "experiment.json").read_text())["cells"]
-    edit(folder / "experiment.json", cells=[cells[0] | {"id": hostile}, *cells[1:]])
-    before = contents(tmp_path)
-    for command in COMMANDS:
-        named = str(hostile).replace("\0", "")
-        given = {"EXPERIMENT": folder, "ID": named, "OUT": tmp_path / "out"}
-        ended = asyncpp(*(given.get(word, word) for word in command))
-        assert ended.code == 2, (command, ended)
-        assert "Traceback" not in ended.errors
-        assert "\x1b" not in ended.errors
-        assert contents(tmp_path) == before
-        if not named.startswith(("-", "\x1b")) and "\\" not in named:
-            assert "experiment.json: cells[0].id is" in ended.errors or "No such" in ended.errors, ended
-
-
-def test_an_id_of_two_cells_is_refused(folder: Path) -> None:
-    cells = json.loads((folder / "experiment.json").read_text())["cells"]
-    edit(folder / "experiment.json", cells=[cells[0], cells[0]])
-    assert "cells[1].id is run-0, which is an earlier cell's" in refusal("remove", folder, "run-0", "--yes")
-
 
 @pytest.mark.parametrize("what", ["runs/run-0", "runs"])
 def test_a_linked_run_is_refused_before_its_cell_is_gone(

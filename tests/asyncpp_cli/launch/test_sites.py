@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.command_line import refusal
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch.common.arrays import JobShape, shape_of
@@ -134,12 +133,6 @@ def test_a_time_limit_is_what_sbatch_takes_it_for(own_profiles: Path, time: str,
     assert seconds_of(site_of(own_profiles, f"time: '{time}'\nsignal_lead: 100").time) == seconds
     assert time_note(time) == (
         '"4:00" is 4 minutes, as for sbatch; hours: "4:00:00"' if time == "4:00" else ""
-    )
-
-
-def test_an_unknown_site_is_one_line_that_names_the_known(tmp_path: Path) -> None:
-    assert "--site: 'nowhere' is not known; accepted: local, slurm-gpu, testcluster" in refusal(
-        "launch", tmp_path, "--site", "nowhere"
     )
 
 

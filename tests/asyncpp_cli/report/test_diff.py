@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import asyncpp, refusal, succeeded
-from support.files import contents
+from support.command_line import asyncpp, succeeded
 from support.report_experiment import ExperimentFolder, metrics, settings
 
 import asyncpp as api
@@ -94,12 +93,3 @@ def test_runs_without_losses_are_compared_by_their_settings(tmp_path: Path) -> N
         run.metrics_file.unlink()
     shown = succeeded("diff", tmp_path / "e" / "run-0", tmp_path / "e" / "run-1")
     assert "schedule.name  1f1b  2bw" in shown.output
-
-
-@pytest.mark.parametrize(
-    ("named", "message"), [("a/nothing", "begins with nothing"), ("c", "no such experiment or run")]
-)
-def test_a_path_that_names_no_run_is_refused(folder: Path, named: str, message: str) -> None:
-    before = contents(folder)
-    assert message in refusal("diff", folder / "b", folder / named)
-    assert contents(folder) == before

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib.image
@@ -28,25 +26,6 @@ def test_out_holds_what_standard_output_would(
     printed, written = succeeded(*words), succeeded(*words, "--out", file)
     assert (file.read_text(), written.output) == (printed.output, "")
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["report.txt"]
-
-
-def test_mistakes_are_one_line_and_exit_code_2(quickstart: ExperimentFolder) -> None:
-    folder = quickstart.folder
-    assert "nowhere does not exist; accepted: the folder" in refusal("report", folder / "nowhere")
-    assert "is not an experiment: it has no experiment.json" in refusal("report", folder / "runs")
-    assert "give the name of a file" in refusal("report", folder, "--out", folder)
-    assert "cannot be written" in refusal("report", folder, "--out", folder / "no" / "such.md")
-
-
-@pytest.mark.slow
-def test_report_needs_no_torch(quickstart: ExperimentFolder) -> None:
-    code = (
-        "import sys; from pathlib import Path; "
-        "from asyncpp_cli.commands.results.report import report; "
-        f"report(experiments=[Path({str(quickstart.folder)!r})], output_format='json'); "
-        "assert 'torch' not in sys.modules, 'torch'"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=300)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp
 from support.report_experiment import ExperimentFolder, metrics, quickstart_folder, report_of, settings
 
 from asyncpp_cli.report.analysis.aggregate import aggregate
@@ -90,22 +90,6 @@ def test_csv_is_laid_out_in_plain_numbers(folder: Path) -> None:
     found = float(plain["2bw val_loss"]), float(plain["2bw val_loss_std"])
     assert found == (expected.mean, expected.std)
     assert (plain["2bw n"], plain["2bw status"]) == ("2", "completed")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--rows", "optimiser"], "--rows: optimiser: unknown key"),
-        (["--cols", "seed"], "--cols: seed: cells are averaged over it"),
-        (["--best-over", "site.threads"], "--best-over: site.threads"),
-        (["--cols", "schedule", "--value", "loss"], "--value: 'loss' is not known; did you mean val_loss?"),
-        (["--target", "nan"], "--target: 'nan', accepted: a finite number"),
-        (["--format", "html"], "--format html needs a file: --out FILE"),
-    ],
-)
-@pytest.mark.slow
-def test_mistakes_are_one_line(folder: Path, arguments: list[str], message: str) -> None:
-    assert message in refusal("report", folder, *arguments)
 
 
 def test_columns_that_nothing_was_measured_of_are_not_there(folder: Path, tmp_path: Path) -> None:

@@ -386,21 +386,6 @@ def test_the_command_says_what_it_cannot_carry_over(tmp_path: Path) -> None:
     assert any(one["time_ratio"] is None for cell in listed for one in cell["planned"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--for", "135m"], "--for MODEL and --gpus N are given together"),
-        (["--device", "h100"], "are for --for MODEL"),
-        (["--for", "135m", "--gpus", "2", "--device", "abacus"], "--device"),
-    ],
-)
-def test_mistakes_with_for_are_named(tmp_path: Path, arguments: list[str], message: str) -> None:
-    folder = quickstart_folder(tmp_path / "experiment").folder
-    refused = asyncpp("report", folder, *arguments)
-    assert refused.code == 2
-    assert message in " ".join(refused.errors.split())
-
-
 @pytest.mark.parametrize(("parent", "lengths"), [("constant", 3), ("cosine", 1)])
 def test_decays_of_a_constant_trunk_are_lengths_of_an_arm(parent: str, lengths: int) -> None:
     """Those of a run that had decayed already are not: their rate jumps."""

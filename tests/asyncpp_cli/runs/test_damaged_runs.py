@@ -251,6 +251,45 @@ def test_a_damaged_configuration_is_named_and_nothing_is_written(
     assert contents(tmp_path) == before
 
 
+def cells(*ids: str) -> Callable[[Path], object]:
+    """Give the first cells of an experiment these ids."""
+
+    def harm(file: Path) -> None:
+        known = json.loads(file.read_text())["cells"]
+        edit(file, cells=[cell | {"id": id} for cell, id in zip(known, ids, strict=False)])
+
+    return harm
+
+
+DESCRIPTIONS: dict[str, Callable[[Path], object]] = {
+    "experiment.json is not JSON": lambda file: file.write_text("{"),
+    "a newer asyncpp wrote it": lambda file: edit(file, format=99),
+    'experiment.json: cells[0].id is "../run-1"; accepted: ': cells("../run-1"),
+    'experiment.json: cells[0].id is "run-0\\n"; accepted: ': cells("run-0\n"),
+    "experiment.json: cells[1].id is run-0, which is an earlier cell's": cells("run-0", "run-0"),
+}
+"""Damages to an experiment's description, by what is said of them."""
+
+OF_EXPERIMENT = (
+    *("status ALL", "status ALL --json", "report ALL", "diff ALL ALL", "launch ALL --replay", "cancel ALL"),
+    *("launch ALL ID --failed", "remove ALL ID --yes", "logs ALL ID", "extend ALL ID --steps 9 --out OUT"),
+    *("extend ALL --steps 9 --out OUT", "mirror ALL --to tensorboard"),
+)
+
+
+@pytest.mark.parametrize("said", DESCRIPTIONS)
+def test_every_command_refuses_a_damaged_experiment(
+    said: str, experiment: Experiment, tmp_path: Path
+) -> None:
+    DESCRIPTIONS[said](experiment.folder / "experiment.json")
+    before = contents(tmp_path)
+    given = {"ALL": experiment.folder, "ID": experiment.runs[0].id, "OUT": tmp_path / "out"}
+    for command in OF_EXPERIMENT:
+        ended = asyncpp(*(given.get(word, word) for word in command.split()))
+        assert (ended.code, ended.errors.count("\n"), said in ended.errors) == (2, 1, True), (command, ended)
+        assert contents(tmp_path) == before
+
+
 def test_a_launch_trains_no_run_with_anothers_configuration(tmp_path: Path) -> None:
     experiment = made_in(tmp_path, runs=2, complete=False)
     first, second = (run.config_file.read_bytes() for run in experiment.runs)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import refusal, succeeded
+from support.command_line import succeeded
 from support.launches import started_process, wait_for
 from support.report_experiment import ExperimentFolder, metrics, settings
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -209,13 +209,3 @@ def wandb_records(content: bytes) -> Iterator[bytes]:
         if kind in (1, 4):  # whole, or the last part
             yield record
             record = b""
-
-
-def test_a_mirror_needs_runs_and_a_tracker_that_can_follow(tmp_path: Path) -> None:
-    assert "no such experiment or run" in refusal("mirror", tmp_path, "--to", "tensorboard")
-    experiment(tmp_path / "e", metrics())
-    said = refusal("mirror", tmp_path / "e", "--to", "wandb", "--follow")
-    assert "can only be rewritten" in said
-    assert said.endswith("accepted: --to tensorboard\n")
-    said = refusal("mirror", tmp_path / "e", "--to", "mlflow")
-    assert said == "asyncpp: error: --to: 'mlflow' is not known; accepted: tensorboard, wandb\n"

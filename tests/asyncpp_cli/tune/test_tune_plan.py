@@ -121,7 +121,6 @@ def test_another_tuning_in_the_same_folder_is_refused_in_one_line(tmp_path: Path
     assert f"another tuning ({words})" in said
     changed = asyncpp("tune", folder, "train.steps=7")
     assert (changed.code, contents(folder)) == (2, before)
-    assert asyncpp("tune", "quickstart", "--over", RATES).code == 2, "no folder"
     assert len(open_experiment(folder).cells) == 12
 
 
