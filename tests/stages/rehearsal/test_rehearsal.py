@@ -58,6 +58,12 @@ def _faults(config: RunConfig) -> list[tuple[str, str, str]]:
     return [(fault.kind, fault.what, fault.where.split(":")[0]) for fault in _rehearsed(config).faults]
 
 
+@pytest.fixture(scope="module")
+def small() -> Rehearsal:
+    """A rank of a small run, as it is."""
+    return _rehearsed(_small())
+
+
 @pytest.mark.parametrize(
     ("schedule", "settings"),
     [
@@ -187,12 +193,12 @@ def test_a_compiled_rank_at_full_width_takes_no_more_than_planned(
     assert -0.15 < compared.difference < 0.05, list(compared.by_kind())
 
 
-def test_a_cpu_tensor_in_the_update_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_tensor_in_the_update_is_found(small: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
     def clip(self: StageUpdate, gradient: Any, *, squared: Tensor) -> None:
         for run in gradient.owned_runs:
             run.mul_(torch.ones(len(run)))
 
-    assert not _faults(_small())
+    assert not small.faults
     monkeypatch.setattr(StageUpdate, "clip", clip)
     [(kind, what, where)] = _faults(_small())
     assert kind == "device"
@@ -303,9 +309,9 @@ def check_kinds(compared: ComparedRank) -> None:
     ],
 )
 def test_memory_may_differ_by_a_segment_or_a_twentieth(
-    planned: int, difference: int, as_planned: bool
+    planned: int, difference: int, as_planned: bool, small: Rehearsal
 ) -> None:
-    found = replace(_rehearsed(_small()), peak=Counter(weights=planned + difference), compiled=False)
+    found = replace(small, peak=Counter(weights=planned + difference), compiled=False)
     compared = ComparedRank(found=found, planned=Counter(weights=planned), planned_flops=None)
     assert compared.is_as_planned is as_planned
 
