@@ -22,28 +22,24 @@ def first_hour(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     return first_hour
 
 
-def test_a_step_that_fails_or_hangs_ends_no_other(first_hour, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    steps = [
-        first_hour.Step("One?", ("-c", "print('seen'); raise SystemExit(3)"), 0, 1),
-        first_hour.Step("Two?", ("-c", "print('also', flush=True); import time; time.sleep(99)"), 0, 0.1),
-        first_hour.Step("Three?", ("-c", "print('whole')"), 0, 1),
-    ]
-    outcomes = first_hour.perform(steps, folder=tmp_path)
-    assert [each.ended for each in outcomes] == ["failed (3)", "ended after 0.1 minutes", "ok"]
-    page = first_hour.page(outcomes, device="none")
-    assert all(word in page for word in ("# The first hour", "seen", "also", "whole", "| Two? |"))
-
-
-def test_a_step_that_hangs_ends_with_its_children(first_hour, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_step_that_fails_or_hangs_ends_no_other_and_leaves_no_child(first_hour, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """A child keeps the output open: a step whose child lived on would end after ten minutes."""
-    code = (
+    hangs = (
         "import subprocess, sys, time; "
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
         "print(child.pid, flush=True); time.sleep(600)"
     )
-    [outcome] = first_hour.perform([first_hour.Step("Ends?", ("-c", code), 0, 0.1)], folder=tmp_path)
-    assert outcome.ended == "ended after 0.1 minutes"
-    child = Path(f"/proc/{int(outcome.output)}/stat")
+    steps = [
+        first_hour.Step("One?", ("-c", "print('seen'); raise SystemExit(3)"), 0, 1),
+        first_hour.Step("Two?", ("-c", hangs), 0, 0.1),
+        first_hour.Step("Three?", ("-c", "print('whole')"), 0, 1),
+    ]
+    outcomes = first_hour.perform(steps, folder=tmp_path)
+    assert [each.ended for each in outcomes] == ["failed (3)", "ended after 0.1 minutes", "ok"]
+    pid = int(outcomes[1].output)
+    page = first_hour.page(outcomes, device="none")
+    assert all(word in page for word in ("# The first hour", "seen", str(pid), "whole", "| Two? |"))
+    child = Path(f"/proc/{pid}/stat")
     # A killed process closes its output a moment before it counts as dead.
     wait_for(lambda: not child.exists() or child.read_text().split()[2] == "Z", seconds=300)
 

@@ -159,31 +159,40 @@ def test_ranks_that_do_not_fit_together_are_refused_in_one_line(start: Start, tm
     assert all("another config.yaml" in refused(process) for process in (rank(other, 1), again))
 
 
-def test_a_rank_is_refused_that_has_answered_already(start: Start, tmp_path: Path) -> None:
-    changes = ["matrix={schedule: 1f1b, optimizer: adamw}", "exclude=[]", "train.steps=1"]
-    [run] = sweep(tmp_path / "e", *changes, "parallel.stages=3", "model.layers=3").runs
-    for number in (0, 1):
-        start(sys.executable, *TRAIN, str(run.folder), PMI_RANK=str(number), PMI_SIZE="3")
-    joining = run.attempts / "joining"
-    wait_for(lambda: bool(list(joining.glob("*/rank-1.json"))), seconds=250)
-    second = start(sys.executable, *TRAIN, str(run.folder), PMI_RANK="1", PMI_SIZE="3")
-    assert "rank 1" in (line := refused(second))
-    assert "twice" in line
+@pytest.fixture
+def pending(tmp_path: Path) -> Run:
+    [run] = sweep(tmp_path / "e", *ONE, "site.start_timeout=200").runs
+    return run
+
+
+def meet(run: Run, rank: int, *, size: int) -> tuple[int, int, int]:
+    """Meet the other ranks, as a process does; the number of the attempt, and the place on the machine."""
+    env = RankEnv(rank=rank, size=size, local_rank=rank, local_size=size, supervised=False)
+    attempt, placed = joining._meet(run, env, config=run.config())
+    return attempt.number, placed.local_rank, placed.local_size
+
+
+def test_a_rank_is_refused_that_has_answered_already(pending: Run) -> None:
+    with ThreadPoolExecutor() as threads:
+        first = [threads.submit(meet, pending, rank, size=3) for rank in (0, 1)]
+        answers = pending.attempts / "joining"
+        wait_for(lambda: bool(list(answers.glob("*/rank-1.json"))), seconds=250)
+        with pytest.raises(UserError, match=r"rank 1 of .* is there twice"):
+            meet(pending, 1, size=3)
+        assert meet(pending, 2, size=3) == (1, 2, 3)
+        assert [each.result(timeout=250) for each in first] == [(1, 0, 3), (1, 1, 3)]
 
 
 def test_an_answer_left_over_from_a_killed_start_is_not_another_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pending: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Started again, rank 1 comes first and finds the call and the answer of ranks that are gone."""
-    changes = ["matrix={schedule: 1f1b, optimizer: adamw}", "exclude=[]", "site.start_timeout=200"]
-    [run] = sweep(tmp_path / "e", *changes).runs
-    config = run.config()
     killed = subprocess.Popen(["true"])
     gone = process_id(killed.pid)
     killed.wait()
     assert is_gone(gone)
     left_over = joining._Call(word="f" * 32, settings="", by=gone)
-    file = run.attempts / "joining" / left_over.word / "rank-1.json"
+    file = pending.attempts / "joining" / left_over.word / "rank-1.json"
     file.parent.mkdir(parents=True)
     write_record(file.parent.with_name("call.json"), left_over)
     write_record(file, joining._Answer(settings="", machine="", process=gone))
@@ -197,15 +206,10 @@ def test_an_answer_left_over_from_a_killed_start_is_not_another_rank(
 
     monkeypatch.setattr(joining, "_read", watched)
 
-    def meet(rank: int) -> tuple[int, int, int]:
-        env = RankEnv(rank=rank, size=2, local_rank=rank, local_size=2, supervised=False)
-        attempt, placed = joining._meet(run, env, config=config)
-        return attempt.number, placed.local_rank, placed.local_size
-
     with ThreadPoolExecutor() as threads:
-        first = threads.submit(meet, 1)
+        first = threads.submit(meet, pending, 1, size=2)
         assert seen.wait(timeout=250)
-        assert (meet(0), first.result(timeout=250)) == ((1, 0, 2), (1, 1, 2))
+        assert (meet(pending, 0, size=2), first.result(timeout=250)) == ((1, 0, 2), (1, 1, 2))
 
 
 @pytest.mark.parametrize(
