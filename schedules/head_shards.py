@@ -160,6 +160,8 @@ class _Rank:
     """Of its entry in the heap: older ones do not count."""
     next: Op = Op.FORWARD
     """The op of its next action."""
+    start: int = _NEVER
+    """When that starts, unless another one can start by then."""
 
 
 class _Order:
@@ -276,6 +278,7 @@ class _Order:
                 urgent = len(weights) > 1 or updates_next or (tied and completes)
                 if can_add and (at < start or (at == start and urgent and urgency > _FIRST)):
                     start, rank.next = at, Op.HEAD_WEIGHT
+        rank.start = start
         if start < _NEVER:
             heapq.heappush(self.heap, (start, rank.number, rank.stamp))
 
@@ -283,11 +286,12 @@ class _Order:
         for rank in self.ranks:
             self._look_at(rank)
 
-    def _look_at_holder(self, stage: int, op: Op, microbatch: int) -> None:
-        """Look at the rank of `stage` again, if what it needed for this action is what it waited for."""
+    def _look_at_holder(self, stage: int, op: Op, microbatch: int, arrival: int) -> None:
+        """Look at the rank of `stage` again, if what it needed for this action, and has at `arrival`, is what
+        it waited for."""
         rank = self._holder(stage)
         position, actions = rank.position, rank.actions
-        if position < len(actions):
+        if arrival <= rank.start and position < len(actions):
             next_stage, next_op, next_microbatch, _ = actions[position]
             if (
                 next_stage == stage
@@ -305,8 +309,8 @@ class _Order:
         parts = self.parts.setdefault(microbatch, [])
         parts.append(self._arrival(rank, self._holder(last)))
         if len(parts) == len(self.ranks):
-            self.gradient_at[last][microbatch] = max(self.parts.pop(microbatch))
-            self._look_at_holder(last, Op.BACKWARD, microbatch)
+            arrival = self.gradient_at[last][microbatch] = max(self.parts.pop(microbatch))
+            self._look_at_holder(last, Op.BACKWARD, microbatch, arrival)
 
     def _perform_head_weight(self, rank: _Rank, start: int) -> None:
         microbatch = rank.weights.popleft()
@@ -321,8 +325,8 @@ class _Order:
         arrivals = self.embedded.setdefault(microbatch, [])
         arrivals.append(self._arrival(rank, self._holder(0)))
         if len(arrivals) == len(self.ranks):
-            self.activations_at[0][microbatch] = max(self.embedded.pop(microbatch))
-            self._look_at_holder(0, Op.FORWARD, microbatch)
+            arrival = self.activations_at[0][microbatch] = max(self.embedded.pop(microbatch))
+            self._look_at_holder(0, Op.FORWARD, microbatch, arrival)
 
     def _perform_embed_weight(self, rank: _Rank, start: int) -> None:
         rank.clock = start
@@ -360,22 +364,27 @@ class _Order:
         rank.clock = start + self.times[op]
         if op is Op.FORWARD:
             if self.tied and not stage:
+                allowed = self.forwarded + EMBEDDED_AHEAD
                 self.forwarded += 1
-                self._look_at_all()
+                for other in self.ranks:
+                    if self.all_lookups - len(other.lookups) == allowed:
+                        self._look_at(other)
             if stage < self.last:
                 arrival = self._arrival(rank, self._holder(stage + 1))
                 self.activations_at[stage + 1][microbatch] = arrival
-                self._look_at_holder(stage + 1, op, microbatch)
+                self._look_at_holder(stage + 1, op, microbatch, arrival)
                 return
             self.read[microbatch] = version
             for other in self.ranks:
-                other.heads.append((self._arrival(rank, other), microbatch))
-                if len(other.heads) == 1:
+                arrival = self._arrival(rank, other)
+                other.heads.append((arrival, microbatch))
+                if len(other.heads) == 1 and arrival <= other.start:
                     self._look_at(other)
         elif op is not Op.BACKWARD_WEIGHT:
             if stage:
-                self.gradient_at[stage - 1][microbatch] = self._arrival(rank, self._holder(stage - 1))
-                self._look_at_holder(stage - 1, op, microbatch)
+                arrival = self._arrival(rank, self._holder(stage - 1))
+                self.gradient_at[stage - 1][microbatch] = arrival
+                self._look_at_holder(stage - 1, op, microbatch, arrival)
             elif self.tied:
                 for other in self.ranks:
                     other.spreads.append((self._arrival(rank, other), microbatch))
@@ -383,8 +392,8 @@ class _Order:
                         self._look_at(other)
             if stage == self.last:
                 for other in self.ranks:
-                    other.sums_at[microbatch] = self._arrival(rank, other)
-                    if other.weights and other.weights[0] == microbatch:
+                    arrival = other.sums_at[microbatch] = self._arrival(rank, other)
+                    if arrival <= other.start and other.weights and other.weights[0] == microbatch:
                         self._look_at(other)
 
     def _add(self, rank: _Rank, op: Op, microbatch: int) -> None:
