@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from schedules.actions import Action, Op, Program
 from schedules.messages import (
@@ -21,12 +22,8 @@ from schedules.messages import (
     Ends,
     Kind,
     Message,
-    MessagesByPair,
     channel_ends,
     is_local,
-    received,
-    sent,
-    sent_between_ranks,
 )
 
 if TYPE_CHECKING:
@@ -207,8 +204,14 @@ def _finished_updates(program: Program, rank: int) -> dict[int, Place]:
     return finished
 
 
-MessageEnds = list[tuple[tuple[Message, ...], tuple[Message, ...]]]
-"""For each action of a rank, the messages that it receives and those that it sends."""
+class _Sent(NamedTuple):
+    """A message, as its sender knows it."""
+
+    microbatch: int
+    number: int
+    """Among those of its kind to the same rank, in the order in which they are sent, from 0."""
+    shows: list[tuple[Kind, int]]
+    """What its arrival acknowledges; see `acknowledged`."""
 
 
 def acknowledged(program: Program, rank: int) -> dict[Message, list[tuple[Kind, int]]]:
@@ -217,43 +220,57 @@ def acknowledged(program: Program, rank: int) -> dict[Message, list[tuple[Kind, 
     Each entry is (kind, number received so far), counted in the order in which `rank` sends them to that
     neighbour; messages that show nothing new have none.
     """
-    return _acknowledged(program.rank_of_stage, rank, _message_ends(program))
+    return {
+        Message(*channel, message.microbatch): message.shows
+        for channel, messages in _sent(program, _crossing(program)).items()
+        if program.rank_of_stage[channel.destination] == rank
+        for message in messages
+        if message.shows
+    }
 
 
-def _message_ends(program: Program) -> list[MessageEnds]:
-    return [
-        [(received(action, program), sent(action, program)) for action in actions]
-        for actions in program.actions
-    ]
-
-
-def _acknowledged(
-    rank_of_stage: Sequence[int], rank: int, ends: Sequence[MessageEnds]
-) -> dict[Message, list[tuple[Kind, int]]]:
-    numbers: dict[Message, int] = {}
-    counts: dict[tuple[int, Kind], int] = {}
-    for _, messages in ends[rank]:
-        for message in messages:
-            other = rank_of_stage[message.destination]
-            if other != rank:
-                counts[other, message.kind] = numbers[message] = counts.get((other, message.kind), 0) + 1
-    known: dict[Message, list[tuple[Kind, int]]] = {}
-    for other in {neighbour for neighbour, _ in counts}:
-        arrived = dict.fromkeys(Kind, 0)
-        reported = dict(arrived)
-        new = False
-        for incoming, outgoing in ends[other]:
-            for message in incoming:
-                if (number := numbers.get(message)) is not None and number > arrived[message.kind]:
-                    arrived[message.kind] = number
-                    new = True
-            for message in outgoing:
-                if new and rank_of_stage[message.destination] == rank:
-                    known[message] = [
-                        (kind, count) for kind, count in arrived.items() if count > reported[kind]
-                    ]
-                    reported, new = dict(arrived), False
-    return known
+def _sent(program: Program, crossing: Mapping[tuple[int, Op], Ends]) -> dict[Channel, list[_Sent]]:
+    """All messages between ranks, by channel in the order in which they are sent, which is the one in which
+    they are received."""
+    rank_of_stage = program.rank_of_stage
+    messages: dict[Channel, list[_Sent]] = {
+        channel: [] for ends in crossing.values() for channel in ends.sends
+    }
+    for rank, actions in enumerate(program.actions):
+        count: dict[tuple[int, Kind], int] = {}
+        for stage, op, microbatch, _ in actions:
+            for channel in crossing[stage, op].sends:
+                link = rank_of_stage[channel.destination], channel.kind
+                number = count.get(link, 0)
+                count[link] = number + 1
+                messages[channel].append(_Sent(microbatch, number, []))
+    sent, received = ({channel: iter(of_one) for channel, of_one in messages.items()} for _ in range(2))
+    for rank in range(program.num_ranks):
+        # Of each neighbour: how many messages of each kind have arrived, and how many are reported.
+        arrived: dict[int, dict[Kind, int]] = {}
+        reported: dict[int, dict[Kind, int]] = {}
+        unreported: set[int] = set()
+        for stage, op, _, _ in program.actions[rank]:
+            receives, sends = crossing[stage, op]
+            for channel in receives:
+                other, number = rank_of_stage[channel.source], next(received[channel]).number + 1
+                counts = arrived.get(other)
+                if counts is None:
+                    counts = arrived[other] = dict.fromkeys(Kind, 0)
+                    reported[other] = dict(counts)
+                if number > counts[channel.kind]:
+                    counts[channel.kind] = number
+                    unreported.add(other)
+            for channel in sends:
+                message, other = next(sent[channel]), rank_of_stage[channel.destination]
+                if other in unreported:
+                    counts, known = arrived[other], reported[other]
+                    message.shows.extend(
+                        (kind, count) for kind, count in counts.items() if count > known[kind]
+                    )
+                    known.update(counts)
+                    unreported.remove(other)
+    return messages
 
 
 def most_messages(
@@ -270,42 +287,54 @@ def most_messages(
         weights: What a message of each kind counts, as its bytes; None: 1.
     """
     places, _ = _walk(program, range(program.num_ranks), common_step=common_step)
-    by_pair = sent_between_ranks(program)
-    ends = _message_ends(program)
     if weights is None:
         weights = dict.fromkeys(Kind, 1)
+    messages = {channel: iter(of_one) for channel, of_one in _sent(program, _crossing(program)).items()}
     return [
-        _most_messages(program, rank, places[rank], by_pair, ends, in_flight, weights)
+        _most_messages(
+            program,
+            rank,
+            [
+                (message, place, next(messages[Channel(*message[:3])]))
+                for message, place in places[rank].items()
+            ],
+            in_flight,
+            weights,
+        )
         for rank in range(program.num_ranks)
     ]
 
 
-class _Channel:
+@dataclass(slots=True)
+class _Link:
     """One kind of message between two ranks, as one of them sees it while it performs its actions; numbers of
-    messages are weighted."""
+    messages are weighted where they are returned."""
 
-    def __init__(self, weight: int) -> None:
-        self.weight = weight
-        self.waiting: deque[Message] = deque()
-        """Receives to post, in order."""
-        self.ahead: set[Message] = set()
-        """Posted and not consumed."""
-        self.sends = self.gone = 0
-        """Sends performed, and those known to have arrived."""
+    weight: int
+    places: dict[int, Place] = field(default_factory=dict)
+    """By number of a message to receive, when its receive may be posted."""
+    posted: int = 0
+    consumed: int = 0
+    sends: int = 0
+    gone: int = 0
+    """Sends known to have arrived."""
 
-    def post(self, places: Mapping[Message, Place], place: Place) -> int:
+    def post(self, place: Place) -> int:
         """Open the receives that may be open at `place`; returns how many."""
-        before = len(self.ahead)
-        while self.waiting and len(self.ahead) < POSTED_AHEAD and places[self.waiting[0]] <= place:
-            self.ahead.add(self.waiting.popleft())
-        return (len(self.ahead) - before) * self.weight
+        before = self.posted
+        while self.may_post() and self.places[self.posted] <= place:
+            self.posted += 1
+        return (self.posted - before) * self.weight
 
-    def post_until(self, message: Message) -> int:
-        """Open all receives up to `message`; returns how many."""
-        before = len(self.ahead)
-        while message not in self.ahead:
-            self.ahead.add(self.waiting.popleft())
-        return (len(self.ahead) - before) * self.weight
+    def may_post(self) -> bool:
+        """Whether there is a receive to post, and room for it."""
+        return self.posted - self.consumed < POSTED_AHEAD and self.posted < len(self.places)
+
+    def post_until(self, number: int) -> int:
+        """Open all receives up to this one; returns how many."""
+        new = max(0, number + 1 - self.posted)
+        self.posted += new
+        return new * self.weight
 
     def release(self, count: int) -> int:
         """The first `count` sends have arrived; returns how many were not known to."""
@@ -317,57 +346,65 @@ class _Channel:
 def _most_messages(
     program: Program,
     rank: int,
-    places: Mapping[Message, Place],
-    by_pair: MessagesByPair,
-    ends: Sequence[MessageEnds],
+    received: Sequence[tuple[Message, Place, _Sent]],
     in_flight: int,
     weights: Mapping[Kind, int],
 ) -> int:
+    """`most_messages` of a rank; `received`: what it receives from others, in order, and when it may post
+    that."""
     rank_of_stage = program.rank_of_stage
-    acknowledges = _acknowledged(rank_of_stage, rank, ends)
-    to_rank: dict[tuple[int, Kind], _Channel] = {}
-    from_rank: dict[tuple[int, Kind], _Channel] = {}
-    for (sender, receiver), messages in by_pair.items():
-        if rank not in (sender, receiver):
-            continue
-        channels, other = (to_rank, sender) if receiver == rank else (from_rank, receiver)
-        for message in messages:
-            channel = channels.setdefault((other, message.kind), _Channel(weights[message.kind]))
-            if receiver == rank:
-                channel.waiting.append(message)
-    incoming_channels = list(to_rank.values())
+    ends = channel_ends(program)
+    to_rank: dict[tuple[int, Kind], _Link] = {}
+    from_rank: dict[tuple[int, Kind], _Link] = {}
+    for message, place, sent in received:
+        key = rank_of_stage[message.source], message.kind
+        if (link := to_rank.get(key)) is None:
+            link = to_rank[key] = _Link(weights[message.kind])
+        link.places[sent.number] = place
+    # By number of an action, the links of which a receive may be posted from there on.
+    due: dict[int, list[_Link]] = {}
+
+    def wait_to_post(link: _Link) -> None:
+        if link.may_post():
+            due.setdefault(link.places[link.posted] // 2, []).append(link)
+
+    for link in to_rank.values():
+        wait_to_post(link)
+    arriving = iter(received)
     now = most = 0
-    for number, (incoming, outgoing) in enumerate(ends[rank]):
+    for number, (stage, op, _, _) in enumerate(program.actions[rank]):
         here = updated(number)
-        for channel in incoming_channels:
-            waiting = channel.waiting
-            if waiting and len(channel.ahead) < POSTED_AHEAD and places[waiting[0]] <= here:
-                now += channel.post(places, here)
+        for link in due.pop(number, ()):
+            now += link.post(here)
+            wait_to_post(link)
         if now > most:
             most = now
-        for message in incoming:
-            sender = rank_of_stage[message.source]
+        incoming, outgoing = ends[stage, op]
+        for channel in incoming:
+            sender = rank_of_stage[channel.source]
             if sender == rank:
-                now -= weights[message.kind]
+                now -= weights[channel.kind]
                 continue
-            channel = to_rank[sender, message.kind]
-            now += channel.post_until(message)
+            _, _, message = next(arriving)
+            link = to_rank[sender, channel.kind]
+            now += link.post_until(message.number)
             if now > most:
                 most = now
-            channel.ahead.remove(message)
-            for kind, count in acknowledges.get(message, ()):
+            link.consumed += 1
+            for kind, count in message.shows:
                 now -= from_rank[sender, kind].release(count)
-            now += channel.post(places, here) - channel.weight
+            now += link.post(here) - link.weight
+            wait_to_post(link)
             if now > most:
                 most = now
-        for message in outgoing:
-            now += weights[message.kind]
+        for channel in outgoing:
+            now += weights[channel.kind]
             if now > most:
                 most = now
-            receiver = rank_of_stage[message.destination]
+            receiver = rank_of_stage[channel.destination]
             if receiver != rank:
-                channel = from_rank[receiver, message.kind]
-                channel.sends += 1
-                if channel.sends - in_flight > channel.gone:
-                    now -= channel.release(channel.sends - in_flight)
+                if (sending := from_rank.get((receiver, channel.kind))) is None:
+                    sending = from_rank[receiver, channel.kind] = _Link(weights[channel.kind])
+                sending.sends += 1
+                now -= sending.release(sending.sends - in_flight)
     return most
