@@ -265,7 +265,12 @@ def measured_steps(program: Program) -> tuple[int, int]:
 
 def fill_steps(program: Program) -> int:
     """Steps in which the pipeline fills."""
-    return -(-max(program.loss_stage + 1, _lead(program)) // program.microbatches)
+    return -(-microbatches_to_fill(program) // program.microbatches)
+
+
+def microbatches_to_fill(program: Program) -> int:
+    """Micro-batches with which the pipeline is full."""
+    return max(program.loss_stage + 1, _lead(program))
 
 
 def _lead(program: Program) -> int:

@@ -112,11 +112,15 @@ def _places(
         later = _MARGIN * least_seconds(config, costs, in_flight=in_flight(config), most_blocks=held)
         if sum(held) >= config.model.layers and later < inf:
             yield False, max(least, later), None
-            # A cut that memory forces may be faster: what is slower is the rank with most work.
             times = times_if_all_fits(config, costs)
+            bounds = {cut: least_with_times(config, each) for cut, each in times.items()}
+            if config.parallel.shard_head:
+                # Memory forces no other cut.
+                later = max(later, _MARGIN * min(bounds.values()))
+                yield False, max(least, later), None
+            # A cut that memory forces may be faster: what is slower is the rank with most work.
             timed: dict[tuple[float, ...], StepTime] = {}
             if all(fits(config, cut, limit_gb=limit_gb) for cut in times):
-                bounds = {cut: least_with_times(config, each) for cut, each in times.items()}
                 least = max(least, _MARGIN * min(bounds.values()))
                 yield False, max(least, later), None
                 fastest = inf

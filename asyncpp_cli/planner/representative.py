@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
+from math import gcd
 from operator import mul
 from typing import Any, NamedTuple
 
 import schedules
 from schedules import analyze
+from schedules.catalogue import least_lead
 from schedules.deadlock import sends_in_flight
 from schedules.dependencies import POSTED_AHEAD, most_messages
 from schedules.head_shards import EMBEDDED_AHEAD
 from schedules.messages import Kind, channels_between_ranks
-from schedules.simulate import fill_steps
+from schedules.simulate import microbatches_to_fill
 from stages.config.run_config import RunConfig
 from stages.config.segments import has_tied_shards, schedule_facts, schedule_options
 from stages.memory.estimate import Course, course_of, planned_on_gpu
@@ -68,6 +70,10 @@ def without_shards(config: RunConfig) -> Shape:
     with shards, and more layouts share it."""
     shape = Shape.of(replace(config, parallel=replace(config.parallel, shard_head=False)))
     return _alone(shape)
+
+
+PERIOD = 6
+"""Micro-batches after which the order of actions repeats where nothing flushes them, or a multiple of these."""
 
 
 def _enough(stages: int, ahead: int, *, shard_head: bool) -> int:
@@ -133,10 +139,12 @@ def messages(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
-    if shape.shard_head:
-        return _messages(_alone(shape), sizes)
-    # All have the same size: the count serves every model.
-    return tuple(sizes[0] * count for count in _messages(_alone(shape), (1,) * len(Kind)))
+    # Without shards all have the same size. In units of what they have in common the count serves every size of
+    # a micro-batch, and without shards every model.
+    of_kind = sizes if shape.shard_head else sizes[:1] * len(sizes)
+    unit = gcd(*of_kind)
+    counts = _messages(_alone(shape), tuple(size // unit for size in of_kind))
+    return tuple(unit * count for count in counts)
 
 
 def messages_at_most(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
@@ -196,8 +204,28 @@ def _analysed(shape: Shape) -> tuple[int, Course]:
 
 
 def _alone(shape: Shape) -> Shape:
-    """As one data rank on a CPU: programs are the same for every number of them, on any device."""
-    return shape._replace(several_data_ranks=False, on_gpu=False)
+    """As one data rank on a CPU: programs are the same for every number of them, on any device. And with as few
+    micro-batches as have the same memory and delay, where nothing flushes them."""
+    alone, few = shape._replace(several_data_ranks=False, on_gpu=False), _few(shape)
+    return alone if few is None else alone._replace(microbatches=few[0])
+
+
+def _few(shape: Shape) -> tuple[int, int] | None:
+    """The least micro-batches with the memory and delay of the shape's where nothing flushes them, and in how
+    many steps; None: its own."""
+    options = dict(shape.options)
+    member = schedules.FAMILY.get(shape.name)
+    if member is None or member.synchronous or "update_interval" in options or options.get("delay", 1) > 1:
+        return None
+    in_a_v = member.stages_per_rank > 1
+    lead = least_lead(shape.name, stages=shape.stages, shard_head=shape.shard_head, **options) or 0
+    least = max(_lead(shape), lead) + (shape.stages // 2 if in_a_v else 2)
+    enough = _enough(shape.stages, options.get("ahead", 1), shard_head=shape.shard_head)
+    if min(shape.microbatches, enough) < least:
+        return None
+    # With shards of the head every second or third micro-batch may be alike.
+    phase = (shape.microbatches - enough) % PERIOD if shape.shard_head else 0
+    return least + (enough + phase - least) % PERIOD, 3 if in_a_v or phase else 2
 
 
 STEPS_MEASURED = 12
@@ -213,21 +241,26 @@ def timed_program(shape: Shape) -> tuple[schedules.Program, int, int]:
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
-    program = _program(_alone(shape))
     ahead = dict(shape.options).get("ahead", 1)
     if shape.microbatches >= _enough(shape.stages, ahead, shard_head=shape.shard_head):
-        return program, 0, 1
-    fill = fill_steps(program)
+        return _built(shape, steps=3), 0, 1
+    fill = -(-microbatches_to_fill(_program(_alone(shape))) // shape.microbatches)
     measured = STEPS_MEASURED if fill > 1 else 2
     return _built(shape, steps=2 * fill + 1 + measured), fill, fill + measured
 
 
 @lru_cache(maxsize=256)
 def _program(shape: Shape) -> schedules.Program:
-    lead = dict(shape.options).get("ahead", 1) * shape.stages + shape.shard_head
     if shape.name in schedules.FAMILY and schedules.is_synchronous(shape.name):
         return _built(shape, steps=1)
-    return _built(shape, steps=max(3, -(-2 * lead // shape.microbatches) + 1))
+    if few := _few(shape):
+        return _built(shape, steps=few[1])
+    return _built(shape, steps=max(3, -(-2 * _lead(shape) // shape.microbatches) + 1))
+
+
+def _lead(shape: Shape) -> int:
+    """Micro-batches that enter a pipeline that is not flushed before the first comes back."""
+    return int(dict(shape.options).get("ahead", 1)) * shape.stages + shape.shard_head
 
 
 def _built(shape: Shape, *, steps: int) -> schedules.Program:
