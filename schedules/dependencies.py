@@ -236,7 +236,7 @@ def _sent(program: Program, crossing: Mapping[tuple[int, Op], Ends]) -> dict[Cha
     messages: dict[Channel, list[_Sent]] = {
         channel: [] for ends in crossing.values() for channel in ends.sends
     }
-    for rank, actions in enumerate(program.actions):
+    for actions in program.actions:
         count: dict[tuple[int, Kind], int] = {}
         for stage, op, microbatch, _ in actions:
             for channel in crossing[stage, op].sends:

@@ -73,7 +73,7 @@ def without_shards(config: RunConfig) -> Shape:
 
 
 PERIOD = 6
-"""Micro-batches after which the order of actions repeats where nothing flushes them, or a multiple of these."""
+"""Micro-batches after which the order of actions repeats where nothing flushes them, or a multiple."""
 
 
 def _enough(stages: int, ahead: int, *, shard_head: bool) -> int:
@@ -139,8 +139,8 @@ def messages(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
-    # Without shards all have the same size. In units of what they have in common the count serves every size of
-    # a micro-batch, and without shards every model.
+    # Without shards all have the same size. In units of what they have in common the count serves every size
+    # of a micro-batch, and without shards every model.
     of_kind = sizes if shape.shard_head else sizes[:1] * len(sizes)
     unit = gcd(*of_kind)
     counts = _messages(_alone(shape), tuple(size // unit for size in of_kind))
@@ -204,8 +204,8 @@ def _analysed(shape: Shape) -> tuple[int, Course]:
 
 
 def _alone(shape: Shape) -> Shape:
-    """As one data rank on a CPU: programs are the same for every number of them, on any device. And with as few
-    micro-batches as have the same memory and delay, where nothing flushes them."""
+    """As one data rank on a CPU: programs are the same for every number of them, on any device. And with as
+    few micro-batches as have the same memory and delay, where nothing flushes them."""
     alone, few = shape._replace(several_data_ranks=False, on_gpu=False), _few(shape)
     return alone if few is None else alone._replace(microbatches=few[0])
 

@@ -21,7 +21,7 @@ SIZES = (1000, 1000, 1000, 1016, 8, 1000, 1000)
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
-    """Of schedules that are never flushed, with at least as many micro-batches as enter before one is back."""
+    """Of schedules that are never flushed, with more micro-batches than enter before one is back."""
     name = draw(st.sampled_from(UNFLUSHED))
     schedule, stages = schedules.FAMILY[name], draw(st.integers(2, 8))
     shard_head = schedule.can_shard_head and draw(st.booleans())
