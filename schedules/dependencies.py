@@ -385,13 +385,13 @@ def _most_messages(
             if sender == rank:
                 now -= weights[channel.kind]
                 continue
-            _, _, message = next(arriving)
+            _, _, sent = next(arriving)
             link = to_rank[sender, channel.kind]
-            now += link.post_until(message.number)
+            now += link.post_until(sent.number)
             if now > most:
                 most = now
             link.consumed += 1
-            for kind, count in message.shows:
+            for kind, count in sent.shows:
                 now -= from_rank[sender, kind].release(count)
             now += link.post(here) - link.weight
             wait_to_post(link)
