@@ -18,12 +18,12 @@ from rich.text import Text
 from support.attempts import claimed
 from support.command_line import asyncpp, succeeded
 from support.files import ROOT, edit
-from support.launches import TINY
+from support.launches import sweep
 from support.report_experiment import ExperimentFolder, quickstart_folder, settings, tuned_experiment
 
 from asyncpp_cli.base.console import shown_table
 from asyncpp_cli.base.tables import Fit
-from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
+from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.status import Cause, State, Status
 
@@ -187,8 +187,7 @@ def test_an_experiment_that_names_no_gpu_is_planned_without_times(printed: dict[
 
 def swept(folder: Path) -> Experiment:
     """The quickstart with two seeds, of which three runs are completed and one has failed."""
-    succeeded("sweep", "quickstart", *TINY, "matrix.seed=[0,1]", "--out", folder)
-    experiment = open_experiment(folder)
+    experiment = sweep(folder, "matrix.seed=[0,1]")
     done = Status(state=State.COMPLETED, attempt=1, step=40, steps=40, started=0.0, updated=0.0)
     failed = replace(done, state=State.FAILED, cause=Cause.ERROR, reason="rank 1: RuntimeError: a long story")
     rows = [

@@ -34,6 +34,8 @@ TINY = [
 ]
 ONE = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
 """One cell of the quickstart."""
+LONG = [*ONE, "train.steps=400", "train.checkpoint_interval=100", "site.device=cpu"]
+"""That cell, long enough to be killed on its way."""
 HOUR = 3600.0
 HOURS = 1_000_000
 """Number of steps of a run that lasts longer than any test."""

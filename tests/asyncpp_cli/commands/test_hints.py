@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from support.attempts import claimed
 from support.command_line import Ended, asyncpp, succeeded
-from support.launches import ONE, TINY
+from support.launches import ONE, TINY, sweep
 
 import asyncpp_cli
 from asyncpp_cli.base.console import command
@@ -41,8 +41,7 @@ SHORT = [*ONE, "train.steps=2", "site.device=cpu"]
 
 def made(tmp_path: Path, *changes: str, train: bool = False) -> tuple[Path, Run]:
     folder = tmp_path / "an experiment"
-    succeeded("sweep", "quickstart", *TINY, *SHORT, *changes, "--out", folder)
-    run = open_experiment(folder).runs[0]
+    run = sweep(folder, *SHORT, *changes).runs[0]
     if train:
         succeeded("train", run.folder, "--replay")
     return folder, run

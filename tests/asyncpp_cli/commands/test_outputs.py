@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
 from support.files import FULL, NULL, own_device
-from support.launches import TINY
+from support.launches import ONE, TINY, sweep
 
 EXPORT = "schedule export 1f1b --stages 2 --microbatches 2 --steps 1 --out"
 DRAW = "schedule draw 1f1b --stages 2 --microbatches 2 --steps 1 --out"
@@ -34,10 +34,7 @@ SLOW = ("map", "rehearse", "measure")
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("swept") / "e"
-    one = ["matrix.schedule=[1f1b]", "matrix.optimizer=[adamw]", "matrix.error_feedback=[false]"]
-    succeeded("sweep", "quickstart", *TINY, *one, "matrix.seed=[0]", "train.steps=2", "--out", folder)
-    return folder
+    return sweep(tmp_path_factory.mktemp("swept") / "e", *ONE, "train.steps=2").folder
 
 
 @pytest.fixture(autouse=True)

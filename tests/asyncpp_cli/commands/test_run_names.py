@@ -9,23 +9,17 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, succeeded
-from support.launches import TINY
+from support.launches import sweep
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
 
-SMALL = [
-    *TINY,
-    "train.steps=2",
-    "train.checkpoint_interval=2",
-    "matrix={schedule: [1f1b, 2bw], optimizer: adamw}",
-    "exclude=[]",
-]
+SMALL = ["train.steps=2", "train.checkpoint_interval=2"]
+SMALL += ["matrix={schedule: [1f1b, 2bw], optimizer: adamw}", "exclude=[]"]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    succeeded("sweep", "quickstart", *SMALL, "--out", tmp_path / "e")
-    return tmp_path / "e"
+    return sweep(tmp_path / "e", *SMALL).folder
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support import launches
 from support.command_line import asyncpp, refusal, succeeded
 from support.launches import TINY
 
@@ -20,7 +21,6 @@ import asyncpp as python_api
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.version import stamp_of
 from asyncpp_cli.runs.experiment_folder import open_experiment
-from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import assign
 from stages.config.limits import ConfigError
 from stages.config.own_code import code_sha256, own_code
@@ -314,8 +314,6 @@ def test_an_experiment_records_what_was_confirmed(
 
 
 def test_a_run_without_own_code_has_no_copy_and_its_old_id(tmp_path: Path) -> None:
-    folder = tmp_path / "e"
-    succeeded("sweep", "quickstart", *TINY, "train.steps=2", "--out", folder)
-    runs: list[Run] = open_experiment(folder).runs
+    runs = launches.sweep(tmp_path / "e", "train.steps=2").runs
     assert not any(run.code.exists() for run in runs)
     assert {run.config().optimizer.code_sha256 for run in runs} == {None}

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.launches import Launched, SetClock, StartLaunch, processes_of
+from support.command_line import succeeded
+from support.launches import LONG, Launched, SetClock, StartLaunch, processes_of, sweep
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.processes import send_signal
+from asyncpp_cli.runs.run_folder import Run
 
 
 @pytest.fixture
@@ -29,6 +31,14 @@ def start_launch(tmp_path: Path) -> Iterator[StartLaunch]:
         for run in open_experiment(launched.folder).runs:
             for process in processes_of(run):
                 send_signal(process, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The long run that tests kill and freeze, trained in this process without a disturbance."""
+    [run] = sweep(tmp_path_factory.mktemp("undisturbed") / "e", *LONG).runs
+    succeeded("train", run.folder, "--replay")
+    return run
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import succeeded
-from support.launches import ONE, check_same, runs_attempt, sweep, wait_for
+from support.launches import LONG, ONE, check_same, runs_attempt, sweep, wait_for
 
 from asyncpp_cli.base.atomic_files import write_record
 from asyncpp_cli.base.errors import UserError
@@ -74,18 +73,6 @@ def mpiexec(start: Start, run: Run) -> list[subprocess.Popen[str]]:
     if shutil.which("mpiexec") is None:
         pytest.skip("no mpiexec here")
     return [start("mpiexec", "-n", "2", sys.executable, *TRAIN, str(run.folder))]
-
-
-LONG = [*ONE, "train.steps=400"]
-LONG += ["train.checkpoint_interval=100", "site.device=cpu"]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The run as it is without a kill, in one process."""
-    [run] = sweep(tmp_path_factory.mktemp("undisturbed") / "e", *LONG).runs
-    succeeded("train", run.folder, "--replay")
-    return run
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
-from support.launches import ONE, check_same, runs_attempt, sweep, train_all, wait_for
+from support.launches import LONG, check_same, runs_attempt, sweep, wait_for
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.run_folder import Run
@@ -130,22 +130,8 @@ def running(runs: tuple[Run, ...], host: str) -> set[str]:
     }
 
 
-STEPS = 400
-LONG = [*ONE, f"train.steps={STEPS}"]
-LONG += ["train.checkpoint_interval=100", "site.device=cpu", LEASE]
-
-
 def long_run(folder: Path) -> Run:
-    [run] = sweep(folder / "disturbed", *LONG).runs
-    return run
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The same run, trained without disturbance."""
-    folder = tmp_path_factory.mktemp("alone") / "undisturbed"
-    [run] = sweep(folder, *LONG).runs
-    train_all(folder)
+    [run] = sweep(folder / "disturbed", *LONG, LEASE).runs
     return run
 
 

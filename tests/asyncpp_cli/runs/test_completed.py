@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, succeeded
-from support.launches import TINY
+from support.launches import ONE, sweep
 
-from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State
 
 MODEL = """
@@ -47,11 +46,8 @@ def test_a_model_that_ends_the_process_completes_nothing(
     (tmp_path / "own_models.py").write_text(MODEL)
     (tmp_path / "text.txt").write_text("to be or not to be " * 400)
     monkeypatch.syspath_prepend(tmp_path)
-    folder = tmp_path / "e"
-    changes = ["matrix={schedule: 1f1b, optimizer: adamw}", "exclude=[]", *TINY, "train.steps=2"]
-    changes += [f"model.factory=own_models:{factory}", f"data.path={tmp_path / 'text.txt'}"]
-    succeeded("sweep", "quickstart", *changes, "--out", folder)
-    [run] = open_experiment(folder).runs
+    changes = [f"model.factory=own_models:{factory}", f"data.path={tmp_path / 'text.txt'}", "train.steps=2"]
+    [run] = sweep(tmp_path / "e", *ONE, *changes).runs
     if reason:
         with pytest.raises((RuntimeError, ValueError)):
             asyncpp("train", run.folder, "--replay")

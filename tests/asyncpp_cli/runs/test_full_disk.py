@@ -12,15 +12,13 @@ from threading import Timer
 
 import pytest
 from support.attempts import claimed, fall
-from support.command_line import succeeded
-from support.launches import TINY
+from support.launches import ONE, sweep
 from support.privileges import disk, fill
 
 from asyncpp_cli.launch.common.supervisor import Supervisor
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.recorder import RunRecorder
 from asyncpp_cli.runs.attempts.settle import current_status
-from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.processes import process_id, this_process
 from asyncpp_cli.runs.run_folder import Run
 
@@ -34,9 +32,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def run(small_disk: Path) -> Run:
-    one_run = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
-    succeeded("sweep", "quickstart", *TINY, *one_run, "--out", small_disk / "e")
-    (run,) = open_experiment(small_disk / "e").runs
+    (run,) = sweep(small_disk / "e", *ONE).runs
     return run
 
 

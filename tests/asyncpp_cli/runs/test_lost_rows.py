@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, succeeded
-from support.launches import ONE, TINY
+from support.launches import ONE, sweep
 from support.report_experiment import cells_of
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
@@ -56,10 +56,9 @@ HARMS: dict[str, tuple[Callable[[Run], object], int]] = {
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """An experiment of one run that is completed, and one of a run that is paused."""
     folder = tmp_path_factory.mktemp("trained")
-    settings = [*TINY, f"train.steps={STEPS}", "train.eval_interval=2", "train.checkpoint_interval=2"]
-    settings += ["site.keep_checkpoints=9", *ONE]
+    settings = [*ONE, f"train.steps={STEPS}", "train.eval_interval=2", "train.checkpoint_interval=2"]
     for name, until in (("completed", []), ("paused", ["--until", str(LATE)])):
-        succeeded("sweep", "quickstart", *settings, "--out", folder / name)
+        sweep(folder / name, *settings, "site.keep_checkpoints=9")
         succeeded("launch", folder / name, "--replay", *until)
     return {name: folder / name for name in ("completed", "paused")}
 
