@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -78,16 +78,9 @@ def message_sizes(config: RunConfig) -> tuple[int, ...]:
     return tuple(message_bytes(config, kind) for kind in Kind)
 
 
-def held_by_ranks(config: RunConfig, sizes: Sequence[float]) -> list[dict[str, int]]:
+def held_by_ranks(config: RunConfig, sizes: Sequence[float]) -> tuple[dict[str, int], ...]:
     """Bytes that each rank holds when it holds most, by kind; `messages` are 0."""
-    parts = parts_of_stages(config, sizes)
-    run = represented(Shape.of(config))
-    held = []
-    for rank in range(config.parallel.stages):
-        stages = [stage for stage, holder in enumerate(run.rank_of_stage) if holder == rank]
-        kinds = held_by_rank({stage: parts[stage] for stage in stages}, run, rank)
-        held.append({kind: round(size) for kind, size in kinds.items()})
-    return held
+    return _held_by_ranks(_Layout(Settings(config), Shape.of(config), tuple(sizes), config))
 
 
 def held_by_rank(parts: Mapping[int, Mapping[str, float]], run: Represented, rank: int) -> dict[str, float]:
@@ -131,6 +124,7 @@ def parts_of_stages(config: RunConfig, sizes: Sequence[float]) -> list[dict[str,
     run = represented(Shape.of(config))
     settings, cuts, rank_of_stage = Settings(config), _alike_cuts(config, sizes), run.rank_of_stage
     parts: list[dict[str, int]] = []
+    known: dict[tuple[int, ...], dict[str, int]] = {}  # most stages are alike
     for stage, cut in enumerate(cuts):
         rank = rank_of_stage[stage]
         of_rank = dict.fromkeys(("messages", "reduction", "communicators"), 0)
@@ -139,11 +133,10 @@ def parts_of_stages(config: RunConfig, sizes: Sequence[float]) -> list[dict[str,
             of_rank["reduction"] = _reduction_bytes(settings, held)
             of_rank["communicators"] = _communicators(config, rank, rank_of_stage)
         facts = run.course.versions[stage], run.course.mismatch[stage], run.buffers[stage]
-        parts.append(
-            _lasting(settings, cut, *facts)
-            | of_rank
-            | _of_an_action(settings, cut, run.course.mismatch[stage] > 0)
-        )
+        if (own := known.get((id(cut), *facts))) is None:
+            own = _lasting(settings, cut, *facts) | _of_an_action(settings, cut, facts[1] > 0)
+            known[id(cut), *facts] = own
+        parts.append(own | of_rank)
     return parts
 
 
@@ -153,10 +146,11 @@ def _alike_cuts(config: RunConfig, sizes: Sequence[float]) -> list[StageCut]:
     cuts = first_alike(config.model, layout_cuts(config, sizes))
     if config.model.experts:
         return cuts
-    return [
-        replace(cut, halves=range(cut.halves.start % 2, cut.halves.start % 2 + len(cut.halves)))
-        for cut in cuts
-    ]
+    first = {
+        id(cut): replace(cut, halves=range(cut.halves.start % 2, cut.halves.start % 2 + len(cut.halves)))
+        for cut in {id(cut): cut for cut in cuts}.values()
+    }
+    return [first[id(cut)] for cut in cuts]
 
 
 class Settings:
@@ -182,6 +176,31 @@ class Settings:
 
 
 remembered = lru_cache(maxsize=4096)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A configuration, and the blocks in each of its stages, as key of a cache."""
+
+    settings: Settings
+    shape: Shape
+    sizes: tuple[float, ...]
+    config: RunConfig = field(compare=False)
+
+
+@remembered
+def _held_by_ranks(layout: _Layout) -> tuple[dict[str, int], ...]:
+    parts, run = parts_of_stages(layout.config, layout.sizes), represented(layout.shape)
+    stages_of: list[list[int]] = [[] for _ in range(layout.shape.stages)]
+    for stage, holder in enumerate(run.rank_of_stage):
+        stages_of[holder].append(stage)
+    return tuple(
+        {
+            kind: round(size)
+            for kind, size in held_by_rank({stage: parts[stage] for stage in stages}, run, rank).items()
+        }
+        for rank, stages in enumerate(stages_of)
+    )
 
 
 @remembered
