@@ -14,16 +14,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from schedules.actions import Action, Op, Program
 from schedules.messages import (
     Channel,
-    Ends,
     Kind,
     Message,
     channel_ends,
-    is_local,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +66,12 @@ def places_to_post(program: Program, rank: int, *, common_step: bool) -> dict[Me
         rank: Receives the messages.
         common_step: Whether all stages update together.
     """
-    return _walk(program, [rank], common_step=common_step)[0][0]
+    passages, _ = _walk(program, [rank], common_step=common_step)
+    return {
+        Message(*passage.channel, microbatch): place
+        for passage in passages
+        for microbatch, place in zip(passage.microbatches, passage.places, strict=False)
+    }
 
 
 def places_to_agree(program: Program, rank: int) -> dict[int, Place]:
@@ -86,14 +89,93 @@ def places_to_agree(program: Program, rank: int) -> dict[int, Place]:
     return {version: int(place) for version, (place,) in agreeing.items()}
 
 
+@dataclass(slots=True, eq=False)
+class _Link:
+    """One kind of message from a rank to another, numbered from 0 in the order in which they are sent."""
+
+    sender: int
+    receiver: int
+    kind: Kind
+    sent: int = 0
+    arrived: int = 0
+    """The first so many have arrived, or later ones alone."""
+    places: dict[int, Place] = field(default_factory=dict)
+    """When receives may be posted, by number. The rest is of a rank that performs its actions, and weighted
+    where it is returned."""
+    weight: int = 1
+    posted: int = 0
+    consumed: int = 0
+    performed: int = 0
+    gone: int = 0
+    """Sends known to have arrived."""
+
+    def post(self, place: Place) -> int:
+        """Open the receives that may be open at `place`; returns how many."""
+        before = self.posted
+        while self.may_post() and self.places[self.posted] <= place:
+            self.posted += 1
+        return (self.posted - before) * self.weight
+
+    def may_post(self) -> bool:
+        """Whether there is a receive to post, and room for it."""
+        return self.posted - self.consumed < POSTED_AHEAD and self.posted < self.sent
+
+    def post_until(self, number: int) -> int:
+        """Open all receives up to this one; returns how many."""
+        new = max(0, number + 1 - self.posted)
+        self.posted += new
+        return new * self.weight
+
+    def release(self, count: int) -> int:
+        """The first `count` sends have arrived; returns how many were not known to."""
+        new = max(0, count - self.gone)
+        self.gone += new
+        return new * self.weight
+
+
+@dataclass(slots=True, eq=False)
+class _Passage:
+    """A channel between two ranks, and its messages in their order, which is one at both ends."""
+
+    channel: Channel
+    link: _Link
+    under_way: deque[np.ndarray] = field(default_factory=deque)
+    """What those that are not received yet depend on."""
+    microbatches: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    """Among all messages of the link."""
+    shows: list[Sequence[tuple[_Link, int]]] = field(default_factory=list)
+    """What their arrivals acknowledge: the first so many messages of these links."""
+    places: list[Place] = field(default_factory=list)
+    """When their receives may be posted, of ranks that are asked for."""
+
+
+def _passages(program: Program) -> dict[tuple[int, Op], tuple[list[_Passage], list[_Passage]]]:
+    """Those that each op of a stage receives from and sends to."""
+    links: dict[tuple[int, int, Kind], _Link] = {}
+    passages: dict[Channel, _Passage] = {}
+
+    def crossing(channels: Sequence[Channel]) -> list[_Passage]:
+        for channel in channels:
+            ends = program.rank_of_stage[channel.source], program.rank_of_stage[channel.destination]
+            if ends[0] != ends[1] and channel not in passages:
+                link = links.setdefault((*ends, channel.kind), _Link(*ends, channel.kind))
+                passages[channel] = _Passage(channel, link)
+        return [passages[channel] for channel in channels if channel in passages]
+
+    return {
+        key: (crossing(ends.receives), crossing(ends.sends)) for key, ends in channel_ends(program).items()
+    }
+
+
 def _walk(
     program: Program, ranks: Sequence[int], *, common_step: bool
-) -> tuple[list[dict[Message, Place]], dict[int, np.ndarray]]:
-    """`places_to_post` of some ranks, and `places_to_agree` as an array of theirs, in one pass: what work
-    depends on is a place for each of them."""
+) -> tuple[list[_Passage], dict[int, np.ndarray]]:
+    """All messages between ranks, with the places to post those to some ranks, and `places_to_agree` as an
+    array of theirs, in one pass: what work depends on is a place for each of them."""
     import numpy as np
 
-    rank_of_stage, lag = program.rank_of_stage, steps_to_agree(program)
+    lag = steps_to_agree(program)
     none = np.zeros(len(ranks), dtype=np.int64)
     number_of = {rank: number for number, rank in enumerate(ranks)}
     finished: dict[int, np.ndarray] = {}
@@ -102,14 +184,11 @@ def _walk(
             finished.setdefault(version, none.copy())[own_number] = end
     # Arrays are replaced, never written: messages keep those that they were sent with.
     depends = [none] * program.num_ranks
-    # The messages of a channel are in one order at both ends.
-    crossing = _crossing(program)
-    channels: dict[Channel, deque[np.ndarray]] = {
-        channel: deque() for ends in crossing.values() for channel in ends.sends
-    }
+    passages = _passages(program)
+    # By rank and neighbour: links of which more has arrived than messages to the neighbour show.
+    unshown: list[dict[int, dict[_Link, None]]] = [{} for _ in depends]
     position = [0] * program.num_ranks
     merged = [-1] * program.num_ranks
-    places: list[dict[Message, Place]] = [{} for _ in ranks]
     agreeing: dict[int, np.ndarray] = {}
 
     def up_to(rank: int, depends: np.ndarray, *, actions: int) -> np.ndarray:
@@ -124,19 +203,22 @@ def _walk(
     while runnable:
         current = runnable.popleft()
         number = number_of.get(current)
-        actions = program.actions[current]
+        actions, new = program.actions[current], unshown[current]
         place, own = position[current], depends[current]
         while place < len(actions):
             action = actions[place]
-            receives, sends = crossing[action.stage, action.op]
-            if not all(map(channels.__getitem__, receives)):
+            receives, sends = passages[action.stage, action.op]
+            if not all(passage.under_way for passage in receives):
                 break
-            for channel in receives:
-                dependency = channels[channel].popleft()
+            for passage in receives:
+                link, index = passage.link, len(passage.numbers) - len(passage.under_way)
+                dependency = passage.under_way.popleft()
                 own = np.maximum(own, dependency)
                 if number is not None:
-                    message = Message(*channel, action.microbatch)
-                    places[number][message] = int(dependency[number])
+                    passage.places.append(int(dependency[number]))
+                if passage.numbers[index] >= link.arrived:
+                    link.arrived = passage.numbers[index] + 1
+                    new.setdefault(link.sender, {})[link] = None
             needed = version_awaited(action, program, common_step=common_step, lag=lag)
             if needed != merged[current]:
                 merged[current] = needed
@@ -149,21 +231,17 @@ def _walk(
             place += 1
             if sends:
                 given = up_to(current, own, actions=place)
-                for channel in sends:
-                    channels[channel].append(given)
-                    runnable.append(rank_of_stage[channel.destination])
+                for passage in sends:
+                    link = passage.link
+                    passage.under_way.append(given)
+                    passage.microbatches.append(action.microbatch)
+                    passage.numbers.append(link.sent)
+                    link.sent += 1
+                    shown = new.pop(link.receiver, ())
+                    passage.shows.append([(other, other.arrived) for other in shown])
+                    runnable.append(link.receiver)
         position[current], depends[current] = place, own
-    return places, agreeing
-
-
-def _crossing(program: Program) -> dict[tuple[int, Op], Ends]:
-    """`channel_ends` without channels within a rank."""
-    return {
-        key: Ends(
-            *(tuple(channel for channel in channels if not is_local(channel, program)) for channels in ends)
-        )
-        for key, ends in channel_ends(program).items()
-    }
+    return list({id(each): each for _, sends in passages.values() for each in sends}.values()), agreeing
 
 
 def version_awaited(action: Action, program: Program, *, common_step: bool, lag: int) -> int:
@@ -204,73 +282,20 @@ def _finished_updates(program: Program, rank: int) -> dict[int, Place]:
     return finished
 
 
-class _Sent(NamedTuple):
-    """A message, as its sender knows it."""
-
-    microbatch: int
-    number: int
-    """Among those of its kind to the same rank, in the order in which they are sent, from 0."""
-    shows: list[tuple[Kind, int]]
-    """What its arrival acknowledges; see `acknowledged`."""
-
-
 def acknowledged(program: Program, rank: int) -> dict[Message, list[tuple[Kind, int]]]:
     """For each message to `rank`, the sends of `rank` that its arrival shows to have been received.
 
     Each entry is (kind, number received so far), counted in the order in which `rank` sends them to that
     neighbour; messages that show nothing new have none.
     """
+    passages, _ = _walk(program, [], common_step=program.updates_together)
     return {
-        Message(*channel, message.microbatch): message.shows
-        for channel, messages in _sent(program, _crossing(program)).items()
-        if program.rank_of_stage[channel.destination] == rank
-        for message in messages
-        if message.shows
+        Message(*passage.channel, microbatch): [(link.kind, count) for link, count in shown]
+        for passage in passages
+        if passage.link.receiver == rank
+        for microbatch, shown in zip(passage.microbatches, passage.shows, strict=True)
+        if shown
     }
-
-
-def _sent(program: Program, crossing: Mapping[tuple[int, Op], Ends]) -> dict[Channel, list[_Sent]]:
-    """All messages between ranks, by channel in the order in which they are sent, which is the one in which
-    they are received."""
-    rank_of_stage = program.rank_of_stage
-    messages: dict[Channel, list[_Sent]] = {
-        channel: [] for ends in crossing.values() for channel in ends.sends
-    }
-    for actions in program.actions:
-        count: dict[tuple[int, Kind], int] = {}
-        for stage, op, microbatch, _ in actions:
-            for channel in crossing[stage, op].sends:
-                link = rank_of_stage[channel.destination], channel.kind
-                number = count.get(link, 0)
-                count[link] = number + 1
-                messages[channel].append(_Sent(microbatch, number, []))
-    sent, received = ({channel: iter(of_one) for channel, of_one in messages.items()} for _ in range(2))
-    for rank in range(program.num_ranks):
-        # Of each neighbour: how many messages of each kind have arrived, and how many are reported.
-        arrived: dict[int, dict[Kind, int]] = {}
-        reported: dict[int, dict[Kind, int]] = {}
-        unreported: set[int] = set()
-        for stage, op, _, _ in program.actions[rank]:
-            receives, sends = crossing[stage, op]
-            for channel in receives:
-                other, number = rank_of_stage[channel.source], next(received[channel]).number + 1
-                counts = arrived.get(other)
-                if counts is None:
-                    counts = arrived[other] = dict.fromkeys(Kind, 0)
-                    reported[other] = dict(counts)
-                if number > counts[channel.kind]:
-                    counts[channel.kind] = number
-                    unreported.add(other)
-            for channel in sends:
-                message, other = next(sent[channel]), rank_of_stage[channel.destination]
-                if other in unreported:
-                    counts, known = arrived[other], reported[other]
-                    message.shows.extend(
-                        (kind, count) for kind, count in counts.items() if count > known[kind]
-                    )
-                    known.update(counts)
-                    unreported.remove(other)
-    return messages
 
 
 def most_messages(
@@ -286,125 +311,72 @@ def most_messages(
             (`schedules.deadlock.sends_in_flight`).
         weights: What a message of each kind counts, as its bytes; None: 1.
     """
-    places, _ = _walk(program, range(program.num_ranks), common_step=common_step)
+    passages, _ = _walk(program, range(program.num_ranks), common_step=common_step)
     if weights is None:
         weights = dict.fromkeys(Kind, 1)
-    messages = {channel: iter(of_one) for channel, of_one in _sent(program, _crossing(program)).items()}
+    # Of each op of a stage, the messages that it receives and sends: what they weigh, and the passage, or
+    # None within a rank.
+    of_channel = {passage.channel: passage for passage in passages}
+    ends = {
+        key: [[(weights[channel.kind], of_channel.get(channel)) for channel in each] for each in both]
+        for key, both in channel_ends(program).items()
+    }
+    for passage in passages:
+        passage.link.weight = weights[passage.link.kind]
+        passage.link.places.update(zip(passage.numbers, passage.places, strict=True))
+    links = {id(passage.link): passage.link for passage in passages}.values()
     return [
-        _most_messages(
-            program,
-            rank,
-            [
-                (message, place, next(messages[Channel(*message[:3])]))
-                for message, place in places[rank].items()
-            ],
-            in_flight,
-            weights,
-        )
-        for rank in range(program.num_ranks)
+        _most_messages(actions, ends, [link for link in links if link.receiver == rank], in_flight)
+        for rank, actions in enumerate(program.actions)
     ]
 
 
-@dataclass(slots=True)
-class _Link:
-    """One kind of message between two ranks, as one of them sees it while it performs its actions; numbers of
-    messages are weighted where they are returned."""
-
-    weight: int
-    places: dict[int, Place] = field(default_factory=dict)
-    """By number of a message to receive, when its receive may be posted."""
-    posted: int = 0
-    consumed: int = 0
-    sends: int = 0
-    gone: int = 0
-    """Sends known to have arrived."""
-
-    def post(self, place: Place) -> int:
-        """Open the receives that may be open at `place`; returns how many."""
-        before = self.posted
-        while self.may_post() and self.places[self.posted] <= place:
-            self.posted += 1
-        return (self.posted - before) * self.weight
-
-    def may_post(self) -> bool:
-        """Whether there is a receive to post, and room for it."""
-        return self.posted - self.consumed < POSTED_AHEAD and self.posted < len(self.places)
-
-    def post_until(self, number: int) -> int:
-        """Open all receives up to this one; returns how many."""
-        new = max(0, number + 1 - self.posted)
-        self.posted += new
-        return new * self.weight
-
-    def release(self, count: int) -> int:
-        """The first `count` sends have arrived; returns how many were not known to."""
-        new = max(0, count - self.gone)
-        self.gone += new
-        return new * self.weight
+_EndsOf = Mapping[tuple[int, Op], Sequence[Sequence[tuple[int, _Passage | None]]]]
 
 
 def _most_messages(
-    program: Program,
-    rank: int,
-    received: Sequence[tuple[Message, Place, _Sent]],
-    in_flight: int,
-    weights: Mapping[Kind, int],
+    actions: Sequence[Action], ends: _EndsOf, incoming: Sequence[_Link], in_flight: int
 ) -> int:
-    """`most_messages` of a rank; `received`: what it receives from others, in order, and when it may post
-    that."""
-    rank_of_stage = program.rank_of_stage
-    ends = channel_ends(program)
-    to_rank: dict[tuple[int, Kind], _Link] = {}
-    from_rank: dict[tuple[int, Kind], _Link] = {}
-    for message, place, sent in received:
-        key = rank_of_stage[message.source], message.kind
-        if (link := to_rank.get(key)) is None:
-            link = to_rank[key] = _Link(weights[message.kind])
-        link.places[sent.number] = place
+    """`most_messages` of a rank with these actions and links to it."""
     # By number of an action, the links of which a receive may be posted from there on.
     due: dict[int, list[_Link]] = {}
-
-    def wait_to_post(link: _Link) -> None:
-        if link.may_post():
-            due.setdefault(link.places[link.posted] // 2, []).append(link)
-
-    for link in to_rank.values():
-        wait_to_post(link)
-    arriving = iter(received)
+    for link in incoming:
+        due.setdefault(link.places[0] // 2, []).append(link)
+    read: dict[int, int] = {}
     now = most = 0
-    for number, (stage, op, _, _) in enumerate(program.actions[rank]):
+    for number, (stage, op, _, _) in enumerate(actions):
         here = updated(number)
         for link in due.pop(number, ()):
             now += link.post(here)
-            wait_to_post(link)
+            if link.may_post():
+                due.setdefault(link.places[link.posted] // 2, []).append(link)
         if now > most:
             most = now
-        incoming, outgoing = ends[stage, op]
-        for channel in incoming:
-            sender = rank_of_stage[channel.source]
-            if sender == rank:
-                now -= weights[channel.kind]
+        receives, sends = ends[stage, op]
+        for weight, passage in receives:
+            if passage is None:
+                now -= weight
                 continue
-            _, _, sent = next(arriving)
-            link = to_rank[sender, channel.kind]
-            now += link.post_until(sent.number)
+            link = passage.link
+            index = read[id(passage)] = read.get(id(passage), -1) + 1
+            now += link.post_until(passage.numbers[index])
             if now > most:
                 most = now
             link.consumed += 1
-            for kind, count in sent.shows:
-                now -= from_rank[sender, kind].release(count)
-            now += link.post(here) - link.weight
-            wait_to_post(link)
+            for sending, count in passage.shows[index]:
+                now -= sending.release(count)
+            now += link.post(here) - weight
+            if link.may_post():
+                due.setdefault(link.places[link.posted] // 2, []).append(link)
             if now > most:
                 most = now
-        for channel in outgoing:
-            now += weights[channel.kind]
+        for weight, passage in sends:
+            now += weight
             if now > most:
                 most = now
-            receiver = rank_of_stage[channel.destination]
-            if receiver != rank:
-                if (sending := from_rank.get((receiver, channel.kind))) is None:
-                    sending = from_rank[receiver, channel.kind] = _Link(weights[channel.kind])
-                sending.sends += 1
-                now -= sending.release(sending.sends - in_flight)
+            if passage is not None:
+                link = passage.link
+                link.performed += 1
+                if link.performed - in_flight > link.gone:
+                    now -= link.release(link.performed - in_flight)
     return most

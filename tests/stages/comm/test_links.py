@@ -13,7 +13,7 @@ from schedules import NAMES, Op, Program, build
 from schedules.catalogue import FAMILY
 from schedules.deadlock import sends_in_flight
 from schedules.dependencies import _walk, launched, most_messages, places_to_post, updated
-from schedules.messages import Kind, received, sent
+from schedules.messages import Kind, Message, received, sent
 from stages.comm.p2p import DistributedLinks
 from stages.comm.process import Process
 from stages.shape.activations import message_width
@@ -119,7 +119,10 @@ def test_as_many_messages_are_planned_as_counted(
         **options,
     )
     together = program.updates_together
-    places, _ = _walk(program, range(ranks), common_step=together)
+    places: list[dict[Message, int]] = [{} for _ in range(ranks)]
+    for passage in _walk(program, range(ranks), common_step=together)[0]:
+        messages = [Message(*passage.channel, microbatch) for microbatch in passage.microbatches]
+        places[passage.link.receiver].update(zip(messages, passage.places, strict=True))
     assert places == [places_to_post(program, rank, common_step=together) for rank in range(ranks)]
     weights = {kind: 4 * message_width(kind, width=WIDTH, per_wide=1) for kind in Kind}
     planned = most_messages(
