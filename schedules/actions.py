@@ -141,6 +141,19 @@ class Program:
         """Whether some backward comes as an input half and a weight half."""
         return any(action.op is Op.BACKWARD_INPUT for action in self.all_actions())
 
+    @cached_property
+    def ends_of_steps(self) -> list[list[int]]:
+        """For each rank and step of the segment, the place of the rank's last action of that step, updates
+        aside."""
+        marks = []
+        for actions in self.actions:
+            of_rank = [0] * self.steps
+            for place, (_, op, microbatch, _) in enumerate(actions):
+                if op is not Op.UPDATE:
+                    of_rank[microbatch // self.microbatches - self.first_step] = place
+            marks.append(of_rank)
+        return marks
+
     def all_actions(self) -> Iterator[Action]:
         """Every action, rank by rank."""
         for actions in self.actions:

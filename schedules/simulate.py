@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
-from schedules.actions import Action, Op, Program
+from schedules.actions import Op, Program
 from schedules.costs import Costs, durations
 from schedules.messages import Channel, Kind, channel_ends
 
@@ -293,9 +293,7 @@ def throughput(timeline: Timeline) -> Throughput:
     program = timeline.program
     first, last = measured_steps(program)
     busy = []
-    for rank, actions in enumerate(program.actions):
-        starts, ends = timeline.starts[rank], timeline.ends[rank]
-        marks = _ends_of_steps(program, actions)
+    for starts, ends, marks in zip(timeline.starts, timeline.ends, program.ends_of_steps, strict=True):
         begin, end = marks[first], marks[last]
         elapsed = ends[end] - ends[begin]
         computing = sum(ends[place] - starts[place] for place in range(begin + 1, end + 1))
@@ -309,17 +307,6 @@ def seconds_between(timeline: Timeline, first: int, last: int) -> float:
     """Time of a step, as a mean over those after `first` up to `last`, numbered within the segment, and over
     the ranks: from the end of one step's last backward to that of the next one's."""
     total = 0.0
-    for actions, ends in zip(timeline.program.actions, timeline.ends, strict=True):
-        marks = _ends_of_steps(timeline.program, actions)
+    for marks, ends in zip(timeline.program.ends_of_steps, timeline.ends, strict=True):
         total += ends[marks[last]] - ends[marks[first]]
     return total / (last - first) / timeline.program.num_ranks
-
-
-def _ends_of_steps(program: Program, actions: tuple[Action, ...]) -> list[int]:
-    """For each step of the segment, the place of the rank's last action of that step, updates aside."""
-    marks = [0] * program.steps
-    for place, action in enumerate(actions):
-        if action.op is not Op.UPDATE:
-            step = action.microbatch // program.microbatches - program.first_step
-            marks[step] = place
-    return marks
