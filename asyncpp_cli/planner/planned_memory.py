@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from asyncpp_cli.planner.peak_memory import (
     allocator_bytes,
@@ -125,13 +125,16 @@ def parts_of_stages(config: RunConfig, sizes: Sequence[float]) -> list[dict[str,
     settings, cuts, rank_of_stage = Settings(config), _alike_cuts(config, sizes), run.rank_of_stage
     parts: list[dict[str, int]] = []
     known: dict[tuple[int, ...], dict[str, int]] = {}  # most stages are alike
+    stages_of, neighbours = stages_of_ranks(rank_of_stage), _neighbours(config, rank_of_stage)
     for stage, cut in enumerate(cuts):
         rank = rank_of_stage[stage]
         of_rank = dict.fromkeys(("messages", "reduction", "communicators"), 0)
-        if rank not in rank_of_stage[:stage]:
-            held = frozenset(cut for cut, holder in zip(cuts, rank_of_stage, strict=True) if holder == rank)
+        if stage == stages_of[rank][0]:
+            held = frozenset(cuts[own] for own in stages_of[rank])
             of_rank["reduction"] = _reduction_bytes(settings, held)
-            of_rank["communicators"] = _communicators(config, rank, rank_of_stage)
+            of_rank["communicators"] = communicator_bytes(
+                neighbours=neighbours[rank], stages=config.parallel.stages, data=config.parallel.data
+            )
         facts = run.course.versions[stage], run.course.mismatch[stage], run.buffers[stage]
         if (own := known.get((id(cut), *facts))) is None:
             own = _lasting(settings, cut, *facts) | _of_an_action(settings, cut, facts[1] > 0)
@@ -191,16 +194,22 @@ class _Layout:
 @remembered
 def _held_by_ranks(layout: _Layout) -> tuple[dict[str, int], ...]:
     parts, run = parts_of_stages(layout.config, layout.sizes), represented(layout.shape)
-    stages_of: list[list[int]] = [[] for _ in range(layout.shape.stages)]
-    for stage, holder in enumerate(run.rank_of_stage):
-        stages_of[holder].append(stage)
     return tuple(
         {
             kind: round(size)
             for kind, size in held_by_rank({stage: parts[stage] for stage in stages}, run, rank).items()
         }
-        for rank, stages in enumerate(stages_of)
+        for rank, stages in enumerate(stages_of_ranks(run.rank_of_stage))
     )
+
+
+@lru_cache(maxsize=64)
+def stages_of_ranks(rank_of_stage: tuple[int, ...]) -> list[list[int]]:
+    """The stages of each rank, ascending."""
+    stages: list[list[int]] = [[] for _ in range(max(rank_of_stage) + 1)]
+    for stage, rank in enumerate(rank_of_stage):
+        stages[rank].append(stage)
+    return stages
 
 
 @remembered
@@ -229,12 +238,20 @@ def _of_an_action(settings: Settings, cut: StageCut, mismatched: bool) -> dict[s
     }
 
 
-def _communicators(config: RunConfig, rank: int, rank_of_stage: Sequence[int]) -> int:
+def _neighbours(config: RunConfig, rank_of_stage: tuple[int, ...]) -> list[int]:
+    """For each rank, its neighbours in the pipeline, as `communicator_bytes` counts them."""
     if config.parallel.shard_head:
-        shards = config.parallel.stages
-        tied_shards = has_tied_shards(config)
-        channels = channels_between_ranks(rank_of_stage, head_shards=shards, tied_shards=tied_shards)
-        neighbours = sum(rank in (sender, receiver) for sender, receiver, _ in channels) // 2
-    else:
-        neighbours = len({pair for pair in pairwise(rank_of_stage) if rank in pair and pair[0] != pair[1]})
-    return communicator_bytes(neighbours=neighbours, stages=config.parallel.stages, data=config.parallel.data)
+        return _linked(rank_of_stage, config.parallel.stages, has_tied_shards(config))
+    pairs = {pair for pair in pairwise(rank_of_stage) if pair[0] != pair[1]}
+    found = [0] * config.parallel.stages
+    for rank in chain.from_iterable(pairs):
+        found[rank] += 1
+    return found
+
+
+@lru_cache(maxsize=64)
+def _linked(rank_of_stage: tuple[int, ...], shards: int, tied: bool) -> list[int]:
+    """With shards of the head: half the kinds of messages between each rank and others."""
+    channels = channels_between_ranks(rank_of_stage, head_shards=shards, tied_shards=tied)
+    ends = list(chain.from_iterable((sender, receiver) for sender, receiver, _ in channels))
+    return [ends.count(rank) // 2 for rank in range(shards)]
