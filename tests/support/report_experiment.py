@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hypothesis import strategies as st
 from support.attempts import claimed
 from support.launches import TINY
 
@@ -124,14 +123,6 @@ def _step(step: int, tokens: int) -> dict[str, Any]:
         "skipped": False,
         "seconds": 1.5 * step,
     }
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
-    max_leaves=4,
-)
-"""Whatever may stand in a file of JSON."""
 
 
 class ExperimentFolder:

@@ -6,7 +6,6 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,25 +88,3 @@ def seal(folder: Path) -> None:
         file.name: files.digest(file) for file in folder.iterdir() if file.name != files.MANIFEST
     }
     (folder / files.MANIFEST).write_bytes(encoded(manifest))
-
-
-def parts_of(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths to all parts of a JSON value; of a list, its first and last."""
-    if path:
-        yield path
-    if isinstance(content, dict):
-        for key, part in content.items():
-            yield from parts_of(part, (*path, key))
-    elif isinstance(content, list):
-        for number in sorted({0, len(content) - 1} if content else ()):
-            yield from parts_of(content[number], (*path, number))
-
-
-def replace_part(content: Any, path: tuple[Any, ...], *instead: Any) -> None:
-    """Put something in the place of a part of a JSON value, or nothing."""
-    for key in path[:-1]:
-        content = content[key]
-    if instead:
-        (content[path[-1]],) = instead
-    else:
-        del content[path[-1]]

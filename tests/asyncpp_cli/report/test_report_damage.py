@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from support.attempts import claimed
 from support.command_line import asyncpp
 from support.files import edit
-from support.report_experiment import JSON, ExperimentFolder, cells_of, metrics, report_of, settings
+from support.json_values import JSON
+from support.report_experiment import ExperimentFolder, cells_of, metrics, report_of, settings
 
 from asyncpp_cli.report.formats.latex import to_latex
 from asyncpp_cli.report.formats.options import ReportOptions

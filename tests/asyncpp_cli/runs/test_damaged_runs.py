@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from support.attempts import claimed
 from support.command_line import Ended, asyncpp, succeeded
 from support.files import contents, edit
-from support.report_experiment import JSON, ExperimentFolder, begun, cells_of, metrics, settings
+from support.json_values import JSON
+from support.report_experiment import ExperimentFolder, begun, cells_of, metrics, settings
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.matrix import run_id

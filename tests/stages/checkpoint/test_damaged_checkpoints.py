@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.resumed import json_of, parts_of, replace_part, seal
+from support.json_values import JSON, parts_of, replace_part
+from support.resumed import json_of, seal
 from support.small_runs import Rows, replayed, small_config
 
 from stages.checkpoint.export import write_weights
@@ -139,19 +140,6 @@ def test_a_folder_that_is_a_link_is_not_read(trained: tuple[RunConfig, Path]) ->
         assert "holds no checkpoint that is whole" in one_line(config, copy)
 
 
-ODD = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.sampled_from([2**63, 10**400, -1, 0, 1]),
-    st.floats(),
-    st.text(max_size=5),
-    st.sampled_from(["../x", "/dev/zero", "rank-0.safetensors"]),
-    st.lists(st.integers(), max_size=3),
-    st.dictionaries(st.text(max_size=3), st.integers(), max_size=3),
-)
-
-
 many = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -164,7 +152,7 @@ def test_any_part_of_the_json_may_be_anything(trained: tuple[RunConfig, Path], d
         file = copy / f"step-{STEP}" / name
         content = json_of(file)
         path = data.draw(st.sampled_from(list(parts_of(content))))
-        replace_part(content, path, *data.draw(st.lists(ODD, max_size=1)))
+        replace_part(content, path, *data.draw(st.lists(JSON, max_size=1)))
         file.write_bytes(encoded(content))
         if name == "index.json":
             seal(copy / f"step-{STEP}")

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.resumed import json_of, parts_of, replace_part, saving, seal
+from support.json_values import parts_of, replace_part
+from support.resumed import json_of, saving, seal
 from support.small_runs import Rows, ranks_of, small_config
 from torch import Tensor
 
