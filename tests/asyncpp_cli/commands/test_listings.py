@@ -19,6 +19,9 @@ def test_templates_are_listed_in_a_line_each_and_as_json() -> None:
     assert [line.split()[1] for line in lines] == [record["name"] for record in records]
     # A line of 120 columns has room for kind, name and this.
     assert max(len(record["about"]) for record in records) < 110
+    assert {"quickstart", "nano", "micro", "135m", "360m", "local"} <= {record["name"] for record in records}
+    for record in records:
+        assert succeeded("templates", "show", record["name"]).output.strip()
     [nano] = [record for record in records if record["name"] == "nano"]
     assert nano["about"] == "4 blocks of 128, 853,120 parameters"
 

@@ -21,7 +21,6 @@ from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.experiment import render as experiments
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.render import render
-from asyncpp_cli.experiment.shipped import template_names
 from asyncpp_cli.experiment.template import load
 from asyncpp_cli.runs.config_file import read_config
 from asyncpp_cli.runs.experiment_folder import EXPERIMENT_FILE, open_experiment
@@ -303,15 +302,3 @@ def test_an_unknown_section_of_a_runs_configuration_is_damage(tmp_path: Path) ->
     file.write_text(":schedule:\n  name: 1f1b\n")
     with pytest.raises(DamagedError, match=r":schedule\.name"):
         read_config(file)
-
-
-def test_every_shipped_template_is_listed_and_shown() -> None:
-    listed = asyncpp("templates", "list")
-    for name in ("quickstart", "nano", "micro", "135m", "360m", "local"):
-        assert name in listed.output
-        assert asyncpp("templates", "show", name).output.strip()
-
-
-@pytest.mark.parametrize("name", template_names("experiments"))
-def test_every_cell_of_a_shipped_experiment_is_a_run(name: str) -> None:
-    assert expand(load(name, []))

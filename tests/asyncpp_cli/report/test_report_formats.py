@@ -1,4 +1,4 @@
-"""One report in every form: the numbers are the same, and names do no harm in any of them."""
+"""One report in every form and file: the numbers are the same, and names do no harm in any of them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib.image
 import pytest
 from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
-from support.command_line import asyncpp
+from support.command_line import asyncpp, refusal, succeeded
 from support.report_experiment import ExperimentFolder, metrics, quickstart_folder, report_of, settings
 
 from asyncpp_cli.report.formats.charts import charts
+from asyncpp_cli.report.formats.figures import write_figures
 from asyncpp_cli.report.formats.latex import to_latex
 from asyncpp_cli.report.formats.options import ReportOptions
 from asyncpp_cli.report.formats.page import page_data, to_page
@@ -234,3 +236,58 @@ def test_the_curves_of_many_runs_fit_into_what_they_may_take(tmp_path: Path) -> 
         assert (run["train"]["step"][0], run["train"]["step"][-1]) == (1, 400)
         mean = sum(run["mean"]["loss"]) / len(run["mean"]["loss"])
         assert mean == pytest.approx(2.03, abs=0.02)
+
+
+FORMULA = "$\\frac{1}{2}$ a_b^c <x>"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("output_format", ["table", "markdown", "csv", "json"])
+def test_out_holds_what_standard_output_would(
+    quickstart: ExperimentFolder, tmp_path: Path, output_format: str
+) -> None:
+    file = tmp_path / "report.txt"
+    file.write_text("an older report")
+    words = ("report", quickstart.folder, "--format", output_format)
+    printed, written = succeeded(*words), succeeded(*words, "--out", file)
+    assert (file.read_text(), written.output) == (printed.output, "")
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["report.txt"]
+
+
+@pytest.mark.slow
+def test_figures_are_pictures_of_each_format_and_replace_figures_alone(tmp_path: Path) -> None:
+    """Of names that look like formulas, too; and the same numbers make the same files."""
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    for schedule in ("1f1b", "2bw"):
+        for path in ("plain", FORMULA):
+            named = settings(schedule, "muon", **{"data.path": path})
+            experiment.add(named, axes={"data.path": path}, rows=metrics())
+    figures = tmp_path / "figures"
+    (figures / "deep").mkdir(parents=True)
+    own = figures / "gap.svg"
+    own.write_text("<svg>drawn by hand</svg>")
+    words = ("report", experiment.folder, "--format", "json", "--figures", figures)
+    assert "gap.svg exists and was not written by asyncpp report" in refusal(*words)
+    assert own.read_text() == "<svg>drawn by hand</svg>"
+    assert sorted(path.name for path in figures.iterdir()) == ["deep", "gap.svg"]
+    own.unlink()
+    (figures / "deep").rmdir()
+    for _ in range(2):  # its own are replaced
+        assert len(json.loads(succeeded(*words).output)) == 4
+    names = {"training-loss", "validation-loss", "gap", "throughput", "busy"}
+    assert {(file.stem, file.suffix) for file in figures.iterdir()} == {
+        (name, suffix) for name in names for suffix in (".svg", ".pdf", ".png")
+    }
+    for name in names:
+        assert (figures / f"{name}.svg").read_text().startswith("<?xml")
+        assert (figures / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+        pixels = matplotlib.image.imread(figures / f"{name}.png")
+        assert pixels.min() < 0.5 < pixels.max()
+    report = report_of(experiment.folder, keep_steps=True)
+    for file, inches in (("gap", 5.5), ("training-loss", 3.3)):
+        folder = tmp_path / f"{inches}"
+        again = write_figures(report, folder=folder, width=inches)
+        assert matplotlib.image.imread(folder / f"{file}.png").shape[1] == int(inches * 200)
+        if inches == 5.5:
+            same = [(figures / each.name).read_bytes() for each in again]
+            assert [each.read_bytes() for each in again] == same
