@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import starmap
 from math import inf
 from operator import add, lt
+from typing import NamedTuple
 
 import schedules
-from asyncpp_cli.planner.planned_memory import GB, Settings, remembered
+from asyncpp_cli.planner.peak_memory import ALLOCATOR_SHARE, communicator_bytes
+from asyncpp_cli.planner.planned_memory import GB, Settings, remembered, stages_of_ranks
 from asyncpp_cli.planner.representative import (
     represented,
     without_shards,
@@ -24,10 +27,7 @@ from stages.config.segments import (
     schedule_facts,
     schedule_options,
 )
-from stages.memory.estimate import (
-    microbatch_activations,
-    sizes,
-)
+from stages.memory.estimate import lasting_bytes, mean_updated_bytes, microbatch_activations
 from stages.shape.families import describe
 from stages.shape.partition import (
     StageCut,
@@ -242,37 +242,76 @@ def least_with_times(config: RunConfig, times: StageTimes) -> float:
 
 
 def most_blocks(config: RunConfig, *, limit_gb: float) -> list[float]:
-    """For each rank an upper bound of the blocks that it holds in `limit_gb`: of their weights, gradients and
-    activations alone, which are as many times those of a block.
+    """For each rank an upper bound of the blocks that it holds in `limit_gb`: of weights, gradients, what is
+    updated and activations, which are as many times those of a block; beside the communicators, and the
+    embedding and a whole head where they are.
 
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
-    run, size = represented(without_shards(config)), sizes(config)
-    spec = describe(config.model)
-    count = min(block.parameter_count for block in spec.blocks)
-    whole, half = _of_a_block(Settings(config))
+    run, parallel = represented(without_shards(config)), config.parallel
+    block, embedding, head = _of_parts(Settings(config))
+    room = limit_gb * GB - communicator_bytes(
+        neighbours=int(parallel.stages > 1), stages=parallel.stages, data=parallel.data
+    )
+    # A tied matrix is there once, or in shards.
+    ends = {} if config.model.tied else {0: embedding}
+    if not config.model.tied and not parallel.shard_head:
+        ends[len(run.rank_of_stage) - 1] = head
+
+    def bytes_in_flight(wholes: int, halves: int) -> int:
+        """Of a block, at least."""
+        # With shards of the head a stage that has begun, and has forwards left, is further ahead.
+        more = parallel.shard_head and wholes > 0 and wholes + halves < config.schedule.microbatches
+        return (wholes + FURTHER_AHEAD * more) * block.whole + halves * block.half
+
     most = []
-    for rank, moments in enumerate(run.course.moments):
-        stages = [stage for stage, holder in enumerate(run.rank_of_stage) if holder == rank]
+    for stages, moments in zip(stages_of_ranks(run.rank_of_stage), run.course.moments, strict=True):
         versions = min(run.course.versions[stage] for stage in stages)
-        activations = max(
-            min(wholes * whole + halves * half for wholes, halves in moment.counts) for moment in moments
-        )
-        most.append(limit_gb * GB / (versions * count * size.replica + count * size.master + activations))
+        activations = max(min(starmap(bytes_in_flight, moment.counts)) for moment in moments)
+        left = room - sum(ends[stage].lasting(versions) for stage in stages if stage in ends)
+        most.append(max(0.0, left) / (block.lasting(versions) + (1 + ALLOCATOR_SHARE) * activations))
     return most
 
 
+class _Part(NamedTuple):
+    """Least bytes of a part of the model."""
+
+    version: int
+    """Of its weights."""
+    kept: float
+    """Of gradients, master copy and the optimizer's state, as a mean over the data ranks."""
+    whole: int
+    """Of a micro-batch in flight, and of a half."""
+    half: int
+
+    def lasting(self, versions: int) -> float:
+        """Bytes without activations."""
+        return versions * self.version + self.kept
+
+
 @remembered
-def _of_a_block(settings: Settings) -> tuple[int, int]:
-    """Bytes of a micro-batch in flight in a block, and of a half, at least."""
-    model = settings.config.model
-    halves = [range(2 * block, 2 * block + 2) for block in range(model.layers)]
+def _of_parts(settings: Settings) -> tuple[_Part, _Part, _Part]:
+    """The smallest block, the embedding and the head."""
+    config = settings.config
+    halves = [range(2 * block, 2 * block + 2) for block in range(config.model.layers)]
     cuts = first_alike(
-        model, [StageCut(halves=of_block, has_embedding=False, has_head=False) for of_block in halves]
+        config.model, [StageCut(halves=of_block, has_embedding=False, has_head=False) for of_block in halves]
     )
-    whole, half = zip(*(microbatch_activations(settings.config, cut) for cut in set(cuts)), strict=True)
-    return min(whole), min(half)
+    blocks = [_part(config, cut) for cut in set(cuts)]
+    block = _Part(*map(min, zip(*blocks, strict=True)))
+    ends = (
+        _part(config, StageCut(halves=range(0), has_embedding=not has_head, has_head=has_head))
+        for has_head in (False, True)
+    )
+    embedding, head = ends
+    return block, embedding, head
+
+
+def _part(config: RunConfig, cut: StageCut) -> _Part:
+    least = lasting_bytes(config, cut, 1, 0, 1)
+    kept = least["gradients"] + mean_updated_bytes(config, cut)
+    return _Part(least["weights"], kept, *microbatch_activations(config, cut))
 
 
 def in_flight(config: RunConfig) -> int:
