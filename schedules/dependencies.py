@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from schedules.actions import Action, Op, Program
 from schedules.messages import (
@@ -89,6 +89,9 @@ def places_to_agree(program: Program, rank: int) -> dict[int, Place]:
     return {version: int(place) for version, (place,) in agreeing.items()}
 
 
+_Queue: TypeAlias = "deque[np.ndarray]"
+
+
 @dataclass(slots=True, eq=False)
 class _Link:
     """One kind of message from a rank to another, numbered from 0 in the order in which they are sent."""
@@ -139,7 +142,7 @@ class _Passage:
 
     channel: Channel
     link: _Link
-    under_way: deque[np.ndarray] = field(default_factory=deque)
+    under_way: _Queue = field(default_factory=deque)
     """What those that are not received yet depend on."""
     microbatches: list[int] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
@@ -150,8 +153,8 @@ class _Passage:
     """When their receives may be posted, of ranks that are asked for."""
 
 
-def _passages(program: Program) -> dict[tuple[int, Op], tuple[list[_Passage], list[_Passage]]]:
-    """Those that each op of a stage receives from and sends to."""
+def _passages(program: Program) -> dict[tuple[int, Op], tuple[list[_Passage], list[_Queue], list[_Passage]]]:
+    """Those that each op of a stage receives from, what is under way in them, and those that it sends to."""
     links: dict[tuple[int, int, Kind], _Link] = {}
     passages: dict[Channel, _Passage] = {}
 
@@ -164,7 +167,12 @@ def _passages(program: Program) -> dict[tuple[int, Op], tuple[list[_Passage], li
         return [passages[channel] for channel in channels if channel in passages]
 
     return {
-        key: (crossing(ends.receives), crossing(ends.sends)) for key, ends in channel_ends(program).items()
+        key: (
+            receives := crossing(ends.receives),
+            [passage.under_way for passage in receives],
+            crossing(ends.sends),
+        )
+        for key, ends in channel_ends(program).items()
     }
 
 
@@ -191,24 +199,26 @@ def _walk(
     merged = [-1] * program.num_ranks
     agreeing: dict[int, np.ndarray] = {}
 
-    def up_to(rank: int, depends: np.ndarray, *, actions: int) -> np.ndarray:
-        """What work of a rank depends on once it has launched this many actions."""
-        if (number := number_of.get(rank)) is None:
+    def up_to(number: int | None, depends: np.ndarray, *, actions: int) -> np.ndarray:
+        """What work of a rank of `ranks` depends on once it has launched this many actions."""
+        if number is None or depends[number] >= launched(actions):
             return depends
         both = depends.copy()
-        both[number] = max(both[number], launched(actions))
+        both[number] = launched(actions)
         return both
 
     runnable = deque(range(program.num_ranks))
+    queued = [True] * program.num_ranks
     while runnable:
         current = runnable.popleft()
+        queued[current] = False
         number = number_of.get(current)
         actions, new = program.actions[current], unshown[current]
         place, own = position[current], depends[current]
         while place < len(actions):
             action = actions[place]
-            receives, sends = passages[action.stage, action.op]
-            if not all(passage.under_way for passage in receives):
+            receives, queues, sends = passages[action.stage, action.op]
+            if not all(queues):
                 break
             for passage in receives:
                 link, index = passage.link, len(passage.numbers) - len(passage.under_way)
@@ -226,11 +236,11 @@ def _walk(
                     own = np.maximum(own, finished[needed])
             if action.op is Op.UPDATE:
                 agreeing[action.version] = np.maximum(
-                    agreeing.get(action.version, none), up_to(current, own, actions=place)
+                    agreeing.get(action.version, none), up_to(number, own, actions=place)
                 )
             place += 1
             if sends:
-                given = up_to(current, own, actions=place)
+                given = up_to(number, own, actions=place)
                 for passage in sends:
                     link = passage.link
                     passage.under_way.append(given)
@@ -239,9 +249,11 @@ def _walk(
                     link.sent += 1
                     shown = new.pop(link.receiver, ())
                     passage.shows.append([(other, other.arrived) for other in shown])
-                    runnable.append(link.receiver)
+                    if not queued[link.receiver]:
+                        queued[link.receiver] = True
+                        runnable.append(link.receiver)
         position[current], depends[current] = place, own
-    return list({id(each): each for _, sends in passages.values() for each in sends}.values()), agreeing
+    return list({id(each): each for _, _, sends in passages.values() for each in sends}.values()), agreeing
 
 
 def version_awaited(action: Action, program: Program, *, common_step: bool, lag: int) -> int:
