@@ -39,8 +39,8 @@ class Costs:
     part_latency: float
     """The same of a shard's part of the head's gradient; one rank gets them all."""
     transfer: float
-    """Time that a message occupies its channel: its size over the bandwidth. That of softmax sums is not
-    counted."""
+    """Time that a message takes if no other shares its links: its size over the bandwidth. Softmax sums take
+    none."""
     jitter: float
     """Standard deviation of the log-normal factor (mean 1) that each computation's time has."""
     embed: tuple[float, ...] = ()

@@ -1,9 +1,9 @@
 """Simulates a program under a cost model: when every action starts and ends.
 
 Each rank performs its list in order and starts an action when the rank is free and the action's message has
-arrived. A message occupies its channel for `costs.transfer`, after the one before it, and arrives
-`costs.latency` later. Each rank is advanced as far as it can go, again and again, so that every action is
-looked at once.
+arrived. A message takes `costs.transfer`, longer where others share its links (see `schedules.links`), and
+arrives `costs.latency` later. Each rank is advanced as far as it can go, again and again, so that every action
+is looked at once.
 
 An update that waits (for the data-parallel reduction, for the gradient norm over all stages) is
 performed just before the first reader of its version, or before the stage's next update: the actions between
@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from schedules.actions import Op, Program
 from schedules.costs import Costs, durations
+from schedules.links import Links, Transfer
 from schedules.messages import Channel, Kind, channel_ends
 
 _NONE_PENDING = 1 << 62
@@ -50,8 +51,8 @@ class _Route(NamedTuple):
     receiver: int | None
     """Rank that it reaches, if that is another one."""
     latency: float
-    occupied: Channel | None
-    """The channel, if messages occupy it."""
+    shared: Channel | None
+    """The channel, if its messages share links with others."""
     arrivals: list[float]
     """By micro-batch, when the receiving stage has all that it waits for."""
     parts: list[list[float]] | None
@@ -98,7 +99,7 @@ class _Simulation:
             key: [self._route(channel, latencies.get(channel.kind, costs.latency)) for channel in ends.sends]
             for key, ends in channel_ends(program).items()
         }
-        self.channel_free: dict[Channel, float] = {}
+        self.links: Links[tuple[_Route, int]] = Links()
         self.pending_version = [_NONE_PENDING] * stages
         self.pending_place = [0] * stages
         self.reduced_at = [0.0] * stages
@@ -113,11 +114,19 @@ class _Simulation:
         self.queued = [True] * program.num_ranks
 
     def run(self) -> Timeline:
+        self._play_all()
+        # Every rank waits, so whatever is sent from here on is sent after the next arrival.
+        while (arrived := self.links.next_arrival()) is not None:
+            now, (route, index) = arrived
+            self._arrive(route, index, now)
+            self._play_all()
+        return Timeline(program=self.program, starts=tuple(self.starts), ends=tuple(self.ends))
+
+    def _play_all(self) -> None:
         while self.runnable:
             rank = self.runnable.popleft()
             self.queued[rank] = False
             self._play(rank)
-        return Timeline(program=self.program, starts=tuple(self.starts), ends=tuple(self.ends))
 
     def _play(self, rank: int) -> None:
         """Advance `rank` until it waits for another rank or is done."""
@@ -145,7 +154,7 @@ class _Simulation:
                     start = now if now >= arrived else arrived
                 now = start + durations[op][stage][index]
                 if channels := routes[stage, op]:
-                    self._send(channels, index, now)
+                    self._send(rank, channels, index, now)
             starts[place] = start
             ends[place] = now
             place += 1
@@ -163,25 +172,35 @@ class _Simulation:
         receiver = rank_of_stage[channel.destination]
         if receiver == rank_of_stage[channel.source]:
             return _Route(None, 0.0, None, arrivals[channel.destination], parts)
-        occupied = channel if self.costs.transfer and kind is not Kind.SUMS else None
-        return _Route(receiver, latency, occupied, arrivals[channel.destination], parts)
+        shared = channel if self.costs.transfer and kind is not Kind.SUMS else None
+        return _Route(receiver, latency, shared, arrivals[channel.destination], parts)
 
-    def _send(self, routes: list[_Route], index: int, now: float) -> None:
-        for receiver, latency, occupied, arrivals, parts in routes:
-            arrival = now
-            if occupied is not None:
-                arrival = max(now, self.channel_free.get(occupied, 0.0)) + self.costs.transfer
-                self.channel_free[occupied] = arrival
-            arrival += latency
-            if parts is not None:
-                known = parts[index]
-                known.append(arrival)
-                if len(known) < self.program.head_shards:
-                    continue
-                arrival = max(known)
-            arrivals[index] = arrival
-            if receiver is not None:
-                self._wake(receiver)
+    def _send(self, rank: int, routes: list[_Route], index: int, now: float) -> None:
+        for route in routes:
+            if route.shared is None or route.receiver is None:
+                self._arrive(route, index, now)
+            else:
+                transfer = Transfer(
+                    channel=route.shared,
+                    sender=rank,
+                    receiver=route.receiver,
+                    content=(route, index),
+                    left=self.costs.transfer,
+                )
+                self.links.send(transfer, at=now)
+
+    def _arrive(self, route: _Route, index: int, now: float) -> None:
+        receiver, latency, _, arrivals, parts = route
+        arrival = now + latency
+        if parts is not None:
+            known = parts[index]
+            known.append(arrival)
+            if len(known) < self.program.head_shards:
+                return
+            arrival = max(known)
+        arrivals[index] = arrival
+        if receiver is not None:
+            self._wake(receiver)
 
     def _wake(self, rank: int) -> None:
         if not self.queued[rank]:

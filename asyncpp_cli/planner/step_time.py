@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import add, itemgetter, sub
+from statistics import fmean
 
 import schedules
 from asyncpp_cli.planner.representative import STEPS_MEASURED, Shape, timed_program
@@ -30,6 +31,9 @@ FLUSHED_SHARDED_ROUNDS, FLUSHED_MICROBATCHES = 8, 24
 shards of the head."""
 ROUNDS_EXTRAPOLATED = 4
 """Rounds of it that others are taken to be like: longer and shorter ones may alternate."""
+BUSY_LINK = 0.5
+"""Share of its time from which a link's messages are taken to wait for one another. A rank with several
+stages sends as many messages for each micro-batch as all of them; below this share they hardly meet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +267,7 @@ def _flushed_step(name: str, times: StageTimes, *, microbatches: int, chunks: in
     """Seconds of a synchronous step: the second of two."""
     ranks = len(times.forward) // chunks
     program = _two_steps(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
-    return seconds_between(simulate(program, _costs(times)), 0, 1)
+    return seconds_between(simulate(program, _costs(times, program)), 0, 1)
 
 
 @lru_cache(maxsize=256)
@@ -287,7 +291,7 @@ def simulated_step(program: schedules.Program, times: StageTimes) -> StepTime:
     Raises:
         ValueError: the program has too few steps (see `schedules.simulate.steps_to_measure`).
     """
-    measured = throughput(simulate(program, _costs(times)))
+    measured = throughput(simulate(program, _costs(times, program)))
     return StepTime(seconds=measured.step_time, bubble=measured.bubble)
 
 
@@ -310,7 +314,7 @@ def unflushed_step(config: RunConfig, times: StageTimes) -> StepTime:
         interval = config.schedule.update_interval or member.default_interval(microbatches)
 
     def played(times: StageTimes) -> float:
-        return seconds_between(simulate(program, _costs(times)), first, last)
+        return seconds_between(simulate(program, _costs(times, program)), first, last)
 
     if not further:
         seconds = played(times)
@@ -342,7 +346,7 @@ def sharded_step(config: RunConfig, times: StageTimes) -> StepTime:
 
     def played(count: int) -> float:
         program = _two_steps(schedule.name, microbatches=count, **of_program)
-        return seconds_between(simulate(program, _costs(times)), 0, 1)
+        return seconds_between(simulate(program, _costs(times, program)), 0, 1)
 
     rounds = max(FLUSHED_SHARDED_ROUNDS, -(-FLUSHED_MICROBATCHES // ranks))
     last, simulated, microbatches = ROUNDS_EXTRAPOLATED * ranks, schedule.microbatches, schedule.microbatches
@@ -357,7 +361,12 @@ def sharded_step(config: RunConfig, times: StageTimes) -> StepTime:
     return StepTime(seconds=seconds, bubble=max(0.0, 1 - busy / seconds))
 
 
-def _costs(times: StageTimes) -> Costs:
+def _costs(times: StageTimes, program: schedules.Program) -> Costs:
+    # A stage sends a message forward and one back for each micro-batch.
+    busy = 2 * times.message >= BUSY_LINK * fmean(times.whole(split=program.split_backward))
+    several = program.num_stages > program.num_ranks
+    shared = busy and several and not program.head_shards
+    latency = 0.0 if shared else times.message
     return Costs(
         forward=times.forward,
         backward=times.backward,
@@ -370,10 +379,10 @@ def _costs(times: StageTimes) -> Costs:
         update=times.update,
         reduction=times.reduction,
         norm=0.0,
-        latency=times.message,
-        hidden_latency=times.message,
-        part_latency=times.message,
-        transfer=0.0,
+        latency=latency,
+        hidden_latency=latency,
+        part_latency=latency,
+        transfer=times.message if shared else 0.0,
         jitter=0.0,
         seed=0,
     )
