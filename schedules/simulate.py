@@ -2,8 +2,8 @@
 
 Each rank performs its list in order and starts an action when the rank is free and the action's message has
 arrived. A message takes `costs.transfer`, longer where others share its links (see `schedules.links`), and
-arrives `costs.latency` later. Each rank is advanced as far as it can go, again and again, so that every action
-is looked at once.
+arrives `costs.latency` later. Each rank is advanced as far as it can go, again and again, so that every
+action is looked at once.
 
 An update that waits (for the data-parallel reduction, for the gradient norm over all stages) is
 performed just before the first reader of its version, or before the stage's next update: the actions between

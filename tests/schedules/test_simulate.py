@@ -54,7 +54,11 @@ def awaited(program: Program, action: Action) -> list[tuple[str, int]]:
         return [("activations", stage - 1)]
     if op in (Op.BACKWARD, Op.BACKWARD_INPUT):
         return [("part", shard) for shard in shards] if stage == last else [("gradient", stage + 1)]
-    source = {Op.HEAD: ("activations", last), Op.HEAD_WEIGHT: ("sums", last), Op.EMBED_WEIGHT: ("gradient", 0)}
+    source = {
+        Op.HEAD: ("activations", last),
+        Op.HEAD_WEIGHT: ("sums", last),
+        Op.EMBED_WEIGHT: ("gradient", 0),
+    }
     return [source[op]] if op in source else []
 
 
@@ -229,7 +233,9 @@ def test_messages_of_a_channel_go_one_after_another():
 def test_messages_that_a_rank_sends_or_receives_at_once_share_its_link():
     def transfer(sender, receiver):
         channel = Channel(sender, receiver, Kind.ACTIVATIONS)
-        return Transfer(channel=channel, sender=sender, receiver=receiver, content=(sender, receiver), left=3.0)
+        return Transfer(
+            channel=channel, sender=sender, receiver=receiver, content=(sender, receiver), left=3.0
+        )
 
     for ends in ((0, 1), (0, 2)), ((1, 0), (2, 0)):
         links = Links()

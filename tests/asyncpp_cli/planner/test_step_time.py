@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import product
+from statistics import fmean
 
 import pytest
 from support.planned import COSTS, layout_of
@@ -11,9 +13,17 @@ from support.planned import COSTS, layout_of
 import schedules
 from asyncpp_cli.planner.estimate import own_estimate
 from asyncpp_cli.planner.stage_times import stage_times
-from asyncpp_cli.planner.step_time import StageTimes, sharded_step, simulated_step, step_time, unflushed_step
+from asyncpp_cli.planner.step_time import (
+    BUSY_LINK,
+    StageTimes,
+    sharded_step,
+    simulated_step,
+    step_time,
+    unflushed_step,
+)
 from schedules import FAMILY
-from schedules.simulate import steps_to_measure
+from schedules.costs import uniform_costs
+from schedules.simulate import simulate, steps_to_measure, throughput
 from stages.config.segments import segment_program
 from stages.shape.partition import cut_of
 
@@ -66,6 +76,15 @@ SHORT = 0.02
 """Likewise, of one step that stands for all: mostly exact, up to 1.7 % in 500 cases, of 2bw ahead 2 with
 shards."""
 
+MEETING = 0.09
+"""Likewise, where messages wait for one another: mostly within 1 %, up to 8.3 % in 478 cases, as the order in
+which they meet may not repeat step by step."""
+
+
+def meet(times: StageTimes) -> bool:
+    """Whether messages keep a link busy."""
+    return 2 * times.message >= BUSY_LINK * fmean(times.whole(split=False))
+
 
 def _of_the_planner() -> list[tuple[str, int]]:
     """Schedules that have a closed form, and stages per rank."""
@@ -92,6 +111,19 @@ def test_steps_take_as_long_as_in_the_simulator(name: str, chunks: int) -> None:
         assert planned.seconds == pytest.approx(seconds, rel=SETTLED), (ranks, microbatches, ahead, given)
         if name != "dualpipe-v":  # whose backwards are split in part
             assert planned.bubble == pytest.approx(bubble, abs=SETTLED), (ranks, microbatches, ahead, given)
+
+
+@pytest.mark.parametrize("name", ["zb-v", "v-half", "v-min", "interleaved-1f1b", "2bw-v", "paci-v"])
+def test_messages_hardly_meet_on_a_link_that_is_less_busy(name: str) -> None:
+    for share, ranks, rounds in product((BUSY_LINK / 2, BUSY_LINK), (2, 3, 4, 8), (1, 4)):
+        steps = steps_to_measure(stages=2 * ranks, microbatches=rounds * ranks)
+        program = schedules.build(name, stages=ranks, microbatches=rounds * ranks, steps=steps, chunks=2)
+        message = share * 3 / 2 / 2
+        late, shared = (
+            throughput(simulate(program, uniform_costs(program, **{kind: message}))).step_time
+            for kind in ("latency", "transfer")
+        )
+        assert late * 0.999 <= shared <= 1.1 * late, (share, ranks, rounds)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +158,7 @@ def test_steps_with_shards_or_without_a_flush_take_as_long_as_in_the_simulator(
             steps = 3 * steps_to_measure(stages=ranks * chunks, microbatches=microbatches)
         played = simulated_step(segment_program(config, first_step=0, steps=steps), given)
         near = SHORT if options.get("ahead") == 2 else SETTLED
+        near = MEETING if chunks > 1 and not shard_head and meet(given) else near
         assert planned.seconds == pytest.approx(played.seconds, rel=near), (config, given)
         if not member.synchronous:
             assert planned.bubble == pytest.approx(played.bubble, abs=near), (config, given)
