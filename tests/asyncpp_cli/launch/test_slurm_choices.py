@@ -430,6 +430,13 @@ def test_a_node_on_which_two_runs_did_not_begin_to_train_is_excluded_for_a_day(
     assert (told(run), told(run)) == ("", "")
     assert bad_nodes.exclusion_notes(experiment) == []
     assert told(other) == "2 runs did not begin to train on n2: excluded from now on"
+    # Without the node that the profile excludes, three are left: a job that needs them all may run on n2.
+    monkeypatch.setattr(bad_nodes, "run_command", lambda _: "n1\n")
+    for needed, excluded in ((2, "n1,n2"), (3, "n1")):
+        found = bad_nodes.excluded_nodes(
+            experiment, cluster=JOB.cluster, partition=None, needed=needed, always="n1"
+        )
+        assert found == excluded
     # It failed again although it was to be left out: that is the run's own failure.
     assert told(other) == ""
     (remark,) = bad_nodes.exclusion_notes(experiment)
