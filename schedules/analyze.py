@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from schedules.actions import ADDING_NOTHING, FORWARDS, Action, Op, Program
 
@@ -35,15 +36,28 @@ class Analysis:
         return max(self.delay_max) == 0 and max(self.mismatch_max) == 0
 
 
+class Staleness(NamedTuple):
+    """Some of the properties of a program, as `Analysis` has them, by stage."""
+
+    delay_min: tuple[int, ...]
+    delay_max: tuple[int, ...]
+    mismatch_max: tuple[int, ...]
+    versions: tuple[int, ...]
+
+
+def staleness(program: Program) -> Staleness:
+    """The staleness of `program`, which must be valid (see `verify`)."""
+    found = [
+        (*_delays(program, actions), _versions(program, actions)) for actions in program.actions_by_stage()
+    ]
+    return Staleness(*zip(*found, strict=True))
+
+
 def analyze(program: Program) -> Analysis:
     """The properties of `program`, which must be valid (see `verify`)."""
     by_stage = program.actions_by_stage()
-    delays = [_delays(program, actions) for actions in by_stage]
     return Analysis(
-        delay_min=tuple(smallest for smallest, _, _ in delays),
-        delay_max=tuple(largest for _, largest, _ in delays),
-        mismatch_max=tuple(mismatch for _, _, mismatch in delays),
-        versions=tuple(_versions(program, actions) for actions in by_stage),
+        **staleness(program)._asdict(),
         activations=tuple(_in_flight(actions) for actions in by_stage),
         rank_activations=tuple(
             _in_flight([action for action in actions if action.stage <= program.loss_stage])

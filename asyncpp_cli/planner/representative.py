@@ -10,7 +10,7 @@ from operator import mul
 from typing import Any, NamedTuple
 
 import schedules
-from schedules import analyze
+from schedules.analyze import staleness
 from schedules.catalogue import least_lead
 from schedules.deadlock import sends_in_flight
 from schedules.dependencies import POSTED_AHEAD, most_messages
@@ -199,8 +199,8 @@ def _sends_in_flight(shape: Shape) -> int:
 @lru_cache(maxsize=4096)
 def _analysed(shape: Shape) -> tuple[int, Course]:
     program = _program(shape)
-    analysis = analyze(program)
-    return max(analysis.delay_max), course_of([program], [analysis])
+    delays = staleness(program)
+    return max(delays.delay_max), course_of([program], [delays])
 
 
 def _alone(shape: Shape) -> Shape:

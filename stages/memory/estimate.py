@@ -13,11 +13,12 @@ from functools import lru_cache
 from optimizers.corrections.catalogue import correction_named
 from optimizers.options import Value
 from optimizers.state_size import state_values
-from schedules import Analysis, Program, analyze
+from schedules import Program
+from schedules.analyze import Staleness, staleness
 from schedules.messages import Kind
 from stages.comm.reduction_rounds import reduction_plan, room_bytes
 from stages.config.run_config import ModelConfig, RunConfig, chosen_correction, optimizer_options
-from stages.memory.in_flight import Moment, after, in_flight_counts, most_held, rank_moments
+from stages.memory.in_flight import Moment, after, in_flight, most_held
 from stages.shape.activations import INDEX_BYTES, CheapPart, Values, message_width
 from stages.shape.families import describe
 from stages.shape.head import chunk_rows, has_terms
@@ -90,20 +91,19 @@ class Course:
     versions: tuple[int, ...]
     mismatch: tuple[int, ...]
     in_flight: tuple[frozenset[tuple[int, int]], ...]
-    """As `in_flight_counts` has them."""
+    """As `stages.memory.in_flight` has them."""
     moments: tuple[frozenset[Moment], ...]
-    """By rank, as `rank_moments` has them."""
+    """By rank, likewise."""
 
 
-def course_of(programs: Sequence[Program], analyses: Sequence[Analysis] | None = None) -> Course:
-    """The course of a run, from the programs of its segments, one of each kind, and what `analyze` says."""
-    analyses = analyses or [analyze(program) for program in programs]
-    counts = [in_flight_counts(program) for program in programs]
-    moments = [rank_moments(program) for program in programs]
+def course_of(programs: Sequence[Program], delays: Sequence[Staleness] | None = None) -> Course:
+    """The course of a run, from the programs of its segments, one of each kind, and their staleness."""
+    delays = delays or [staleness(program) for program in programs]
+    counts, moments = zip(*map(in_flight, programs), strict=True)
     stages = range(programs[0].num_stages)
     return Course(
-        versions=tuple(max(analysis.versions[stage] for analysis in analyses) for stage in stages),
-        mismatch=tuple(max(analysis.mismatch_max[stage] for analysis in analyses) for stage in stages),
+        versions=tuple(max(each.versions[stage] for each in delays) for stage in stages),
+        mismatch=tuple(max(each.mismatch_max[stage] for each in delays) for stage in stages),
         in_flight=tuple(frozenset().union(*(seen[stage] for seen in counts)) for stage in stages),
         moments=tuple(
             frozenset().union(*(seen[rank] for seen in moments)) for rank in range(programs[0].num_ranks)

@@ -9,21 +9,6 @@ from typing import NamedTuple
 from schedules import Op, Program
 from schedules.actions import ADDING_NOTHING
 
-
-def in_flight_counts(program: Program) -> list[set[tuple[int, int]]]:
-    """For each stage, the numbers of micro-batches in flight after its actions: whole ones, and ones whose
-    weight half is still to come."""
-    counts = []
-    for actions in program.actions_by_stage():
-        wholes = halves = 0
-        seen = set()
-        for action in actions:
-            wholes, halves = after(action.op, wholes, halves)
-            seen.add((wholes, halves))
-        counts.append(seen)
-    return counts
-
-
 Counts = tuple[tuple[int, int], ...]
 """Micro-batches in flight: for each stage of a rank, ascending, (whole ones, halves)."""
 
@@ -37,14 +22,16 @@ class Moment(NamedTuple):
     counts: Counts
 
 
-def rank_moments(program: Program) -> list[frozenset[Moment]]:
-    """For each rank, the moments at which it may hold the most; those that hold no more than another of the
-    same op and stage are left out.
+def in_flight(program: Program) -> tuple[list[set[tuple[int, int]]], list[frozenset[Moment]]]:
+    """For each stage, the numbers of micro-batches in flight after its actions: whole ones, and ones whose
+    weight half is still to come. And for each rank, the moments at which it may hold the most; those that
+    hold no more than another of the same op and stage are left out.
 
     A backward holds its micro-batch until it ends. An update without a gradient buffer of its own ends before
     the rank's next backward; forwards may come between.
     """
     forward, update = Op.FORWARD, Op.UPDATE
+    by_stage: list[set[tuple[int, int]]] = [set() for _ in program.rank_of_stage]
     moments = []
     for rank, actions in enumerate(program.actions):
         now = {stage: (0, 0) for stage, holder in enumerate(program.rank_of_stage) if holder == rank}
@@ -55,8 +42,10 @@ def rank_moments(program: Program) -> list[frozenset[Moment]]:
             if op is update:
                 updating.add(stage)
                 seen.add((update, stage, before))
+                by_stage[stage].add(now[stage])
                 continue
             now[stage] = after(op, *now[stage])
+            by_stage[stage].add(now[stage])
             counts = tuple(now.values())
             if op in ADDING_NOTHING:
                 seen.add((forward, stage, counts))
@@ -67,7 +56,7 @@ def rank_moments(program: Program) -> list[frozenset[Moment]]:
                 seen.add((Op.BACKWARD, stage, before))
             before = counts
         moments.append(frozenset(_largest(Moment(*moment) for moment in seen)))
-    return moments
+    return by_stage, moments
 
 
 def _largest(moments: Iterable[Moment]) -> Iterator[Moment]:

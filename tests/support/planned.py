@@ -16,7 +16,7 @@ from schedules import analyze
 from stages.config.run_config import RunConfig
 from stages.config.segments import segment_program
 from stages.memory.estimate import rank_activations
-from stages.memory.in_flight import in_flight_counts
+from stages.memory.in_flight import in_flight
 
 COSTS = Roofline(find_device("h100", key=""))
 
@@ -53,7 +53,7 @@ def check_as_planned(config: RunConfig) -> Rows:
     analysis = analyze(program)
     assert memory["versions"] == list(analysis.versions)
     assert memory["in_flight"] == list(analysis.activations)
-    assert memory["in_flight"] == [max(map(sum, counts)) for counts in in_flight_counts(program)]
+    assert memory["in_flight"] == [max(map(sum, counts)) for counts in in_flight(program)[0]]
     assert memory["rank_activations"] == rank_activations(config, program)
     held = [of_rank["activations"] for of_rank in plan.memory]
     assert all(here <= most for here, most in zip(held, memory["rank_activations"], strict=True))

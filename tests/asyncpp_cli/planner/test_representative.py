@@ -49,10 +49,9 @@ def shapes(draw: st.DrawFn) -> Shape:
 def test_few_microbatches_have_the_memory_the_delay_and_the_messages_of_many(shape):
     assume(_few(shape) is not None)
     program = _built(shape, steps=3)
-    analysis = analyze(program)
     run = represented(shape)
-    assert run.course == course_of([program], [analysis])
-    assert run.delay == max(analysis.delay_max)
+    assert run.course == course_of([program])
+    assert run.delay == max(analyze(program).delay_max)
     assert run.rank_of_stage == program.rank_of_stage
     data_ranks = 1 + shape.several_data_ranks
     assert list(run.buffers) == gradient_buffers([program], data_ranks=data_ranks, on_gpu=shape.on_gpu)
