@@ -116,20 +116,23 @@ def _later(actions: Sequence[Action], steps: int, program: Program) -> list[Acti
 
 def _further_ahead(actions: Sequence[Action]) -> list[Action]:
     """`actions` of a rank with every forward `FURTHER_AHEAD` forwards of its stage earlier."""
+    forward = Op.FORWARD
     forwards: dict[int, deque[Action]] = {}
     for action in actions:
-        if action.op is Op.FORWARD:
-            forwards.setdefault(action.stage, deque()).append(action)
+        if action[1] is forward:
+            forwards.setdefault(action[0], deque()).append(action)
     begun: set[int] = set()
     order = []
     for action in actions:
-        if action.op is not Op.FORWARD:
+        if action[1] is not forward:
             order.append(action)
             continue
-        left = forwards[action.stage]
-        count = 1 if action.stage in begun else 1 + FURTHER_AHEAD
-        begun.add(action.stage)
-        order += [left.popleft() for _ in range(min(count, len(left)))]
+        left = forwards[action[0]]
+        if action[0] not in begun:
+            begun.add(action[0])
+            order += [left.popleft() for _ in range(min(FURTHER_AHEAD, len(left)))]
+        if left:
+            order.append(left.popleft())
     return order
 
 
@@ -378,8 +381,7 @@ class _Order:
                 self._look_at_holder(stage + 1, op, microbatch, arrival)
                 return
             self.read[microbatch] = version
-            for other in self.ranks:
-                arrival = self._arrival(rank, other)
+            for other, arrival in self._arrivals(rank):
                 other.heads.append((arrival, microbatch))
                 if len(other.heads) == 1 and arrival <= other.start:
                     self._look_at(other)
@@ -389,18 +391,23 @@ class _Order:
                 self.gradient_at[stage - 1][microbatch] = arrival
                 self._look_at_holder(stage - 1, op, microbatch, arrival)
             elif self.tied:
-                for other in self.ranks:
-                    other.spreads.append((self._arrival(rank, other), microbatch))
+                for other, arrival in self._arrivals(rank):
+                    other.spreads.append((arrival, microbatch))
                     if len(other.spreads) <= 2:
                         self._look_at(other)
             if stage == self.last:
-                for other in self.ranks:
-                    arrival = other.sums_at[microbatch] = self._arrival(rank, other)
+                for other, arrival in self._arrivals(rank):
+                    other.sums_at[microbatch] = arrival
                     if arrival <= other.start and other.weights and other.weights[0] == microbatch:
                         self._look_at(other)
 
     def _add(self, rank: _Rank, op: Op, microbatch: int) -> None:
         rank.order.append(Action(self.last + 1 + rank.number, op, microbatch, self.read[microbatch]))
+
+    def _arrivals(self, sender: _Rank) -> list[tuple[_Rank, int]]:
+        """All ranks, and when a message to them arrives."""
+        own, others = sender.clock, sender.clock + self.latency
+        return [(rank, own if rank is sender else others) for rank in self.ranks]
 
     def _arrival(self, sender: _Rank, receiver: _Rank) -> int:
         return sender.clock + (self.latency if sender is not receiver else 0)

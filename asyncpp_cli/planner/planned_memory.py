@@ -90,16 +90,16 @@ def held_by_rank(parts: Mapping[int, Mapping[str, float]], run: Represented, ran
     if any(run.buffers[stage] > 1 for stage in parts):
         # Updates run beside the actions, one at a time, on a stream with memory of its own.
         beside = max(of_stage["update"] for of_stage in parts.values())
-    slots = {stage: max(map(sum, run.course.in_flight[stage])) for stage in parts}
-    pools = sum(slots[stage] * of_stage["slot"] for stage, of_stage in parts.items())
+    slots: list[tuple[int, int]] = []
+    if any(of_stage["slot"] for of_stage in parts.values()):
+        # CUDA graphs keep the memory of every micro-batch in flight, also while there are fewer.
+        slots = [(max(map(sum, run.course.in_flight[stage])), 0) for stage in parts]
+    pools = sum(slot * of_stage["slot"] for (slot, _), of_stage in zip(slots, parts.values(), strict=False))
+    of_microbatch = [(of_stage["whole"], of_stage["half"]) for of_stage in parts.values()]
     for op, stage, counts in run.course.moments[rank]:
-        if pools:
-            # CUDA graphs keep the memory of every micro-batch in flight, also while there are fewer.
-            counts = tuple((slots[stage], 0) for stage in parts)
-        activations = sum(
-            wholes * of_stage["whole"] + halves * of_stage["half"]
-            for (wholes, halves), of_stage in zip(counts, parts.values(), strict=True)
-        )
+        activations: float = 0
+        for (wholes, halves), (whole, half) in zip(slots or counts, of_microbatch, strict=True):
+            activations += wholes * whole + halves * half
         recomputed = parts[stage]["recomputed"] if op is Op.BACKWARD else 0.0
         within = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.UPDATE: "update"}[op]
         temporary = pools + (beside if op is Op.UPDATE and beside else parts[stage][within] + beside)
