@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.command_line import ran
+from support.files import write_program
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "containers"
@@ -33,10 +34,8 @@ def test_the_linter_of_dockerfiles_has_no_remark() -> None:
     hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin")
     if hadolint is None:
         pytest.skip("hadolint is not installed")
-    ended = subprocess.run(
-        [hadolint, FOLDER / "Dockerfile"], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert (ended.returncode, ended.stdout) == (0, "")
+    ended = ran(hadolint, FOLDER / "Dockerfile")
+    assert (ended.code, ended.output) == (0, "")
 
 
 def test_both_have_the_same_base_of_one_exact_version() -> None:
@@ -81,30 +80,17 @@ def test_labels_and_build_arguments() -> None:
 
 
 def test_the_installer_names_the_devices_that_it_accepts() -> None:
-    assert subprocess.run(["sh", "-n", FOLDER / "install.sh"], check=False, timeout=60).returncode == 0
-    ended = subprocess.run(
-        ["sh", FOLDER / "install.sh", ROOT, "/nonexistent", "tpu"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (ended.returncode, ended.stderr) == (2, "DEVICE is 'tpu'; accepted: cpu, cuda\n")
+    assert ran("sh", "-n", FOLDER / "install.sh").code == 0
+    ended = ran("sh", FOLDER / "install.sh", ROOT, "/nonexistent", "tpu")
+    assert (ended.code, ended.errors) == (2, "DEVICE is 'tpu'; accepted: cpu, cuda\n")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_an_image_for_gpus_has_what_nccl_needs_for_infiniband(device: str, tmp_path: Path) -> None:
     """Without these libraries NCCL uses TCP. The installer's commands are recorded, none of them runs."""
     for name in ("apt-get", "rm", "python3"):
-        command = tmp_path / name
-        command.write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/ran\n[ {name} != python3 ]\n')
-        command.chmod(0o755)
-    subprocess.run(
-        ["/bin/sh", FOLDER / "install.sh", ROOT, tmp_path / "target", device],
-        env={"PATH": str(tmp_path)},
-        check=False,
-        timeout=60,
-    )
-    ran = (tmp_path / "ran").read_text()
+        write_program(tmp_path / name, f'echo {name} "$@" >> {tmp_path}/ran', f"[ {name} != python3 ]")
+    ran("/bin/sh", FOLDER / "install.sh", ROOT, tmp_path / "target", device, env={"PATH": str(tmp_path)})
+    said = (tmp_path / "ran").read_text()
     for package in ("libibverbs1", "ibverbs-providers", "librdmacm1"):
-        assert (package in ran) == (device == "cuda")
+        assert (package in said) == (device == "cuda")

@@ -10,12 +10,11 @@ import io
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import succeeded
+from support.command_line import ran, succeeded
 from support.files import ROOT
 from support.launches import sweep
 
@@ -36,15 +35,9 @@ PRINTS_JSON = {
 
 
 def run(tmp_path: Path, script: str, *arguments: str | Path) -> str:
-    ended = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / script, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    ended = ran(sys.executable, ROOT / "benchmarks" / script, *arguments, cwd=tmp_path)
+    assert ended.code == 0, ended.errors
+    return ended.output
 
 
 @pytest.mark.skipif(

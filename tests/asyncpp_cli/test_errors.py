@@ -6,12 +6,11 @@ import errno
 import os
 import re
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, ran, refusal
 from support.files import FULL, own_device
 from support.report_experiment import quickstart_folder
 
@@ -230,18 +229,10 @@ def test_a_file_that_grows_too_large_is_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def ended(command: str, **environment: str) -> tuple[int, str]:
+def ended(command: str) -> tuple[int, str]:
     """Exit code and standard error of a shell command, in which `asyncpp` is this one."""
-    done = subprocess.run(
-        ["/bin/sh", "-c", command.replace("asyncpp", f"{sys.executable} -m asyncpp_cli")],
-        capture_output=True,
-        encoding="utf-8",
-        errors="surrogateescape",
-        env=dict(os.environ) | environment,
-        timeout=300,
-        check=False,
-    )
-    return done.returncode, done.stderr
+    done = ran("/bin/sh", "-c", command.replace("asyncpp", f"{sys.executable} -m asyncpp_cli"))
+    return done.code, done.errors
 
 
 @pytest.mark.slow
@@ -275,9 +266,7 @@ main()
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["sweep", "quickstart", "--list"], ["report", "nowhere"]])
 def test_a_library_that_memory_does_not_hold_is_no_bug(words: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, *words], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-    assert "memory" in done.stderr
-    assert "(this process may have" in done.stderr
+    done = ran(sys.executable, "-c", LIMITED, *words)
+    assert (done.code, done.errors.count("\n")) == (1, 1), done
+    assert "memory" in done.errors
+    assert "(this process may have" in done.errors

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.command_line import Ended, ran
 from support.files import ROOT
 
 from asyncpp_cli.base.version import (
@@ -29,19 +29,17 @@ needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="no git")
 
 def git(folder: Path, *arguments: str) -> str:
     who = ("-c", "user.name=test", "-c", "user.email=test@example.org")
-    done = subprocess.run(
-        ["git", "-C", str(folder), *who, *arguments], capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
+    done = ran("git", "-C", folder, *who, *arguments)
+    assert done.code == 0, done.errors
+    return done.output.strip()
 
 
 def built(what: str, tree: Path, folder: Path) -> Path:
     """Build a distribution of the tree, as pip does."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-W", "ignore", "-c", BUILD.format(what=what), str(folder)]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return folder / done.stdout.splitlines()[-1]
+    done = ran(sys.executable, "-W", "ignore", "-c", BUILD.format(what=what), folder, cwd=tree)
+    assert done.code == 0, done.errors
+    return folder / done.output.splitlines()[-1]
 
 
 @dataclass(frozen=True)
@@ -51,16 +49,9 @@ class Installed:
     site: Path
     commit: str
 
-    def run(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, cwd: Path) -> Ended:
         environment = os.environ | {"PYTHONPATH": str(self.site), "PYTHONDONTWRITEBYTECODE": "1"}
-        return subprocess.run(
-            [sys.executable, "-m", "asyncpp_cli", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=cwd,
-            env=environment,
-        )
+        return ran(sys.executable, "-m", "asyncpp_cli", *arguments, cwd=cwd, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +79,7 @@ def test_an_installation_says_of_which_commit_it_is(whole: Installed, tmp_path: 
     [metadata] = whole.site.glob("asyncpp-*.dist-info/METADATA")
     version = f"{RELEASE}+g{whole.commit}"
     assert f"\nVersion: {version}\n" in metadata.read_text()
-    assert whole.run("--version", cwd=tmp_path).stdout == f"asyncpp {version}\n"
+    assert whole.run("--version", cwd=tmp_path).output == f"asyncpp {version}\n"
     assert stamp_of(whole.site) == Stamp(whole.commit)
 
 
@@ -141,13 +132,7 @@ def test_a_folder_with_packages_of_the_users_own_is_of_no_consequence(
 ) -> None:
     mine = own_packages(tmp_path / "mine")
     installed = whole.run("optimizers", "list", cwd=mine)
-    assert (installed.returncode, "adamw" in installed.stdout) == (0, True), installed.stderr
-    editable = subprocess.run(
-        [sys.executable, "-m", "asyncpp_cli", "--version"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=mine,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert (editable.returncode, editable.stdout) == (0, f"asyncpp {asyncpp_version()}\n"), editable.stderr
+    assert (installed.code, "adamw" in installed.output) == (0, True), installed.errors
+    ours = os.environ | {"PYTHONPATH": str(ROOT)}
+    editable = ran(sys.executable, "-m", "asyncpp_cli", "--version", cwd=mine, env=ours)
+    assert (editable.code, editable.output) == (0, f"asyncpp {asyncpp_version()}\n"), editable.errors

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+
+from support.command_line import ran
 
 
 def printed(code: str) -> str:
     """Standard output of a process that runs this code."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    done = ran(sys.executable, "-c", code)
+    assert (done.code, done.errors) == (0, "")
+    return done.output
 
 
 def test_the_collector_rests_during_the_import_and_ignores_the_modules_later() -> None:

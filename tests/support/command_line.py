@@ -1,12 +1,14 @@
-"""The command line, run in the test's process."""
+"""The command line, run in the test's process or in one of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from asyncpp_cli.main import main
@@ -19,6 +21,18 @@ class Ended:
     code: int
     output: str
     errors: str
+
+
+ASYNCPP = (sys.executable, "-P", "-m", "asyncpp_cli")
+"""`asyncpp` as a program; -P, as in the console script: it imports nothing from the working folder."""
+
+
+def ran(*command: str | Path, **options: Any) -> Ended:
+    """Run a program to its end, whatever its exit code."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="surrogateescape", check=False, **options
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 class Terminal(io.StringIO):

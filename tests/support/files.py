@@ -29,6 +29,12 @@ def edit(file: Path, **changes: Any) -> None:
     write_json(file, read_json(file, newest_format=99) | changes)
 
 
+def write_program(file: Path, *lines: str) -> None:
+    """Write a script of the shell that can be run."""
+    file.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    file.chmod(0o755)
+
+
 NULL, FULL = 3, 7
 """Minor numbers of /dev/null and /dev/full."""
 

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from support.command_line import succeeded
+from support.command_line import ASYNCPP, succeeded
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, Outcome
@@ -52,15 +51,13 @@ def started_process(command: Sequence[str], **options: Any) -> Iterator[subproce
             raise
 
 
-class Launched:
-    """`asyncpp launch`, running as the leader of a process group, as shells start it."""
+class Started:
+    """`asyncpp`, running as the leader of a process group, as shells start it."""
 
-    def __init__(self, folder: Path, arguments: Sequence[str], *, output: Path) -> None:
-        self.folder = folder
+    def __init__(self, *arguments: str | Path, output: Path) -> None:
         # Files, not pipes: runs inherit them, and a pipe stays open until the last run ends.
         self._output, self._errors = output.with_suffix(".out"), output.with_suffix(".err")
-        # -P, as in the console script: do not import from the working folder.
-        command = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", str(folder), *arguments]
+        command = [*ASYNCPP, *arguments]
         with self._output.open("w") as out, self._errors.open("w") as err:
             self.process = subprocess.Popen(
                 command, stdout=out, stderr=err, start_new_session=True, cwd=output.parent
@@ -88,6 +85,14 @@ class Unseen:
 
     def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
         """As the launcher calls it."""
+
+
+class Launched(Started):
+    """`asyncpp launch` of an experiment."""
+
+    def __init__(self, folder: Path, *arguments: str, output: Path) -> None:
+        self.folder = folder
+        super().__init__("launch", folder, *arguments, output=output)
 
 
 StartLaunch = Callable[..., Launched]

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.command_line import Ended
+from support.command_line import ASYNCPP, Ended, ran
 
 NOBODY = "setpriv --ruid 54321 --bounding-set=-sys_resource,-sys_admin"
 
 
 def permitted(command: str) -> bool:
-    ended = subprocess.run(["/bin/sh", "-c", command], capture_output=True, check=False, timeout=60)
-    return ended.returncode == 0
+    return ran("/bin/sh", "-c", command).code == 0
 
 
 @dataclass(frozen=True)
@@ -42,19 +41,11 @@ class User:
         self.home.mkdir(exist_ok=True)
         os.chown(self.home, self.id, self.id)
         identity = f"--reuid={self.id} --regid={self.id} --groups={self.group}"
-        command = shlex.join([sys.executable, "-P", "-m", "asyncpp_cli", *map(str, arguments)])
+        command = shlex.join([*ASYNCPP, *map(str, arguments)])
         script = f"{self._with_python()} exec setpriv {identity} {command}"
-        ended = subprocess.run(
-            ["unshare", "-m", "--propagation", "private", "sh", "-c", script],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=250,
-            umask=self.umask,
-            cwd=self.home,
-            env=os.environ | {"HOME": str(self.home), "ASYNCPP_CACHE": f"{self.home}/cache"},
-        )
-        return Ended(ended.returncode, ended.stdout, ended.stderr)
+        own = {"HOME": str(self.home), "ASYNCPP_CACHE": f"{self.home}/cache"}
+        place = {"umask": self.umask, "cwd": self.home, "env": os.environ | own}
+        return ran("unshare", "-m", "--propagation", "private", "sh", "-c", script, **place)
 
     def _with_python(self) -> str:
         """Shell commands that make this Python accessible although it lies in a home that is not."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, get_args
 
 import pytest
 import typer
-from support.command_line import refusal
+from support.command_line import ASYNCPP, ran, refusal
 from support.launches import sweep
 
 from asyncpp_cli.base.console import finite
@@ -56,14 +55,9 @@ COMMANDS = dict(commands_of(app))
 def after_each(commands: Sequence[Sequence[str]]) -> list[tuple[int, str, set[str]]]:
     """Exit code and output of each command, run one after the other in a process, and the modules then
     imported."""
-    asked = subprocess.run(
-        [sys.executable, "-c", ASK, json.dumps(commands)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    ends: list[Any] = [json.loads(line) for line in asked.stdout.splitlines()]
+    asked = ran(sys.executable, "-c", ASK, json.dumps(commands))
+    assert asked.code == 0, asked.errors
+    ends: list[Any] = [json.loads(line) for line in asked.output.splitlines()]
     return [(code, output, set(modules)) for code, output, modules in ends]
 
 
@@ -125,9 +119,7 @@ def test_a_run_that_is_not_compiled_does_not_import_the_compiler(tmp_path: Path)
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    asked = [sys.executable, "-m", "asyncpp_cli", "--version"]
-    printed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-    assert printed == f"asyncpp {asyncpp_version()}\n"
+    assert ran(*ASYNCPP, "--version").output == f"asyncpp {asyncpp_version()}\n"
 
 
 def options_that_take_numbers() -> Iterator[tuple[str, Any]]:

@@ -6,14 +6,13 @@ import os
 import shlex
 import socket
 import stat
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal, succeeded
+from support.command_line import asyncpp, ran, refusal, succeeded
 from support.files import FULL, NULL, own_device
 from support.launches import ONE, TINY, sweep
 
@@ -120,19 +119,12 @@ def test_a_descriptor_is_written_where_it_stands(swept: Path, tmp_path: Path) ->
     for out, redirected in ((stdout, f">>{file}"), ("/dev/fd/3", f"3>>{file}"), (stdout, f"| cat >>{file}")):
         file.write_text("before\n")
         script = f"{command.replace('OUT', str(out))} {redirected}"
-        done = subprocess.run(script, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) == (0, ""), done.stderr
-        assert file.read_text().startswith("before\nschedule,"), done.stderr
+        done = ran("sh", "-c", script, cwd=tmp_path)
+        assert (done.code, done.output) == (0, ""), done.errors
+        assert file.read_text().startswith("before\nschedule,"), done.errors
         assert stdout.is_symlink()
-    done = subprocess.run(
-        f"{command.replace('OUT', str(stdout))} >&-",
-        shell=True,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    done = ran("sh", "-c", f"{command.replace('OUT', str(stdout))} >&-", cwd=tmp_path)
+    assert (done.code, done.errors.count("\n")) == (1, 1), done.errors
 
 
 def test_folders_are_made_behind_links(swept: Path, tmp_path: Path) -> None:

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, succeeded
+from support.command_line import ASYNCPP, asyncpp, ran, succeeded
 from support.launches import sweep
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
 
-SMALL = ["train.steps=2", "train.checkpoint_interval=2"]
-SMALL += ["matrix={schedule: [1f1b, 2bw], optimizer: adamw}", "exclude=[]"]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return sweep(tmp_path / "e", *SMALL).folder
-
 
 @pytest.mark.slow
-def test_one_name_of_a_run_works_in_every_command(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sync, late = open_experiment(folder).runs
+def test_one_name_of_a_run_works_in_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = ["matrix={schedule: [1f1b, 2bw], optimizer: adamw}", "exclude=[]"]
+    experiment = sweep(tmp_path / "e", *matrix, "train.steps=2", "train.checkpoint_interval=2")
+    folder, (sync, late) = experiment.folder, experiment.runs
     launched = succeeded("launch", folder / "2bw", "--replay")
     assert f"1 of 1 runs completed in {folder}\nNext: asyncpp report {folder} " in launched.errors
     assert (sync.status().attempt, late.status().attempt) == (0, 1)
-    trained = subprocess.run(
-        [sys.executable, "-P", "-m", "asyncpp_cli", "train", folder / "1f1b", "--replay"],
-        capture_output=True,
-        text=True,
-    )
-    assert (trained.returncode, sync.status().state) == (0, "completed"), trained.stderr
+    trained = ran(*ASYNCPP, "train", folder / "1f1b", "--replay")
+    assert (trained.code, sync.status().state) == (0, "completed"), trained.errors
     succeeded("logs", folder / "2bw", "--attempt", "1")
     assert "1f1b" in asyncpp("diff", folder / "1f1b", folder / "2bw").output
     succeeded("export", folder / "1f1b", "--out", tmp_path / "weights")
@@ -52,23 +37,3 @@ def test_one_name_of_a_run_works_in_every_command(
     assert "no such run" in asyncpp("remove", folder / "gpipe", "--yes").errors
     succeeded("remove", folder / "1f1b", "--yes")
     assert [run.id for run in open_experiment(folder).runs] == [late.id]
-
-
-@pytest.mark.slow
-def test_following_a_run_that_has_not_begun_waits_for_it(folder: Path, tmp_path: Path) -> None:
-    output, errors = tmp_path / "out", tmp_path / "err"
-    with output.open("w") as out, errors.open("w") as err:
-        following = subprocess.Popen(
-            [sys.executable, "-P", "-m", "asyncpp_cli", "logs", "-f", folder / "2bw"], stdout=out, stderr=err
-        )
-    try:
-        while "has not begun; waiting" not in errors.read_text():
-            assert following.poll() is None, errors.read_text()
-            time.sleep(0.05)
-        succeeded("launch", folder / "2bw", "--replay")
-        assert following.wait(timeout=100) == 0
-    finally:
-        following.kill()
-        following.wait()
-    assert "step 2" in output.read_text()
-    assert "is completed" in errors.read_text()

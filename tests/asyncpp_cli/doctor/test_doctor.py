@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp
+from support.command_line import asyncpp, ran
 from support.launches import TINY
 
 from asyncpp_cli.doctor import node_check
@@ -37,11 +37,10 @@ def test_this_machine_is_fit_and_torch_is_asked_in_other_processes(tmp_path: Pat
         "try: main()\n"
         "finally: print('torch' in sys.modules, file=sys.stderr)"
     )
-    command = [sys.executable, "-P", "-c", code, "doctor", "--json", "--dir", tmp_path]
-    asked = subprocess.run(command, capture_output=True, text=True, timeout=140, check=False)
-    assert asked.returncode == 0, asked.stdout
-    assert asked.stderr.strip() == "False"
-    checks = {check["check"]: check for check in json.loads(asked.stdout)}
+    asked = ran(sys.executable, "-P", "-c", code, "doctor", "--json", "--dir", tmp_path)
+    assert asked.code == 0, asked.output
+    assert asked.errors.strip() == "False"
+    checks = {check["check"]: check for check in json.loads(asked.output)}
     assert {"torch", "gloo", "folder"} <= set(checks)
     assert all(set(check) == {"check", "ok", "detail", "advice"} for check in checks.values())
     assert metadata.version("torch") in checks["torch"]["detail"]

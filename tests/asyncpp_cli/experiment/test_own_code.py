@@ -15,6 +15,7 @@ import pytest
 import yaml
 from support import launches
 from support.command_line import asyncpp, refusal, succeeded
+from support.files import write_program
 from support.launches import TINY
 
 import asyncpp as python_api
@@ -169,8 +170,7 @@ def test_no_program_that_a_repository_names_is_run(
         programs = repository / ".git" / "hooks"
         hooks = [file.name.removesuffix(".sample") for file in programs.iterdir()]
         for name in (*PROGRAMS, *hooks, "alias", "remote"):
-            (programs / name).write_text(f"#!/bin/sh\ntouch {ran}/{name}\nexit 1\n")
-            (programs / name).chmod(0o755)
+            write_program(programs / name, f"touch {ran}/{name}", "exit 1")
         settings = {name: f"{programs}/{name}" for name in PROGRAMS}
         settings |= {name: value.format(programs=programs) for name, value in OTHER_SETTINGS.items()}
         included = repository / ".git" / "included"

@@ -14,7 +14,7 @@ import pytest
 from msgspec import structs
 from support.attempts import claimed, submitted
 from support.command_line import Terminal, asyncpp, refusal, succeeded
-from support.files import contents, edit
+from support.files import contents, edit, write_program
 from support.report_experiment import ExperimentFolder, settings
 
 import asyncpp as api
@@ -117,8 +117,7 @@ def test_a_run_that_slurm_does_not_list_but_that_shows_signs_of_life_is_kept(
     os.utime(attempt.file(Claimed), (time.time() - 100,) * 2)
     accounts = tmp_path / "accounts"
     for name, said in (("scontrol", "ClusterName = c"), ("squeue", ""), ("sacct", f"$(cat {accounts})")):
-        (tmp_path / name).write_text(f'#!/bin/sh\necho "{said}" | grep -v "^$" || :\n')
-        (tmp_path / name).chmod(0o755)
+        write_program(tmp_path / name, f'echo "{said}" | grep -v "^$" || :')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(removal, "_SECONDS_OF_ACCOUNTS", 0.0)
     slurm.cluster.cache_clear()

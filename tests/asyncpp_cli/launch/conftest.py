@@ -21,7 +21,7 @@ def start_launch(tmp_path: Path) -> Iterator[StartLaunch]:
     started: list[Launched] = []
 
     def start(folder: Path, *arguments: str) -> Launched:
-        started.append(Launched(folder, arguments, output=tmp_path / f"launch-{len(started)}"))
+        started.append(Launched(folder, *arguments, output=tmp_path / f"launch-{len(started)}"))
         return started[-1]
 
     yield start

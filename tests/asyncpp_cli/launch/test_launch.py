@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal, succeeded
+from support.command_line import ASYNCPP, asyncpp, ran, refusal, succeeded
 from support.launches import (
     HOURS,
     ONE,
@@ -141,23 +140,15 @@ def test_train_runs_under_torchrun_and_alone_in_replay_but_never_twice(tmp_path:
     experiment = sweep(tmp_path / "e", *changes)
     under_torchrun, alone = experiment.runs
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "asyncpp_cli"]
-    started = [*torchrun, "train", str(under_torchrun.folder)]
     # The folder it is started from comes first where Python looks, and has packages of the user's own.
     for name in ("optimizers", "stages", "schedules"):
         (tmp_path / "mine" / name).mkdir(parents=True)
         (tmp_path / "mine" / name / "__init__.py").write_text("raise SystemExit('the wrong package')")
-    done = subprocess.run(
-        started,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        cwd=tmp_path / "mine",
-        env=os.environ | {"COLUMNS": "80"},
-    )
-    assert done.returncode == 0, done.stderr
+    there = {"cwd": tmp_path / "mine", "env": os.environ | {"COLUMNS": "80"}}
+    done = ran(*torchrun, "train", under_torchrun.folder, **there)
+    assert done.code == 0, done.errors
     # One process prints the progress, not both.
-    beginning, *between, end = done.stdout.splitlines()
+    beginning, *between, end = done.output.splitlines()
     assert beginning.startswith("beginning of 4: ")
     assert beginning.endswith(" parameters, on cpu")
     assert between[0].startswith("step 1 of 4: training loss ")
@@ -192,14 +183,12 @@ def test_quickstart_sweeps_launches_and_reports(tmp_path: Path, monkeypatch: pyt
 def test_ranks_meet_over_ipv6_alone_and_say_where_they_cannot_meet(tmp_path: Path) -> None:
     changes = [*ONE, "train.steps=2", "site.start_timeout=1000000"]
     [run], [replayed] = (sweep(tmp_path / name, *changes).runs for name in ("e", "replayed"))
-    launch = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", str(run.folder.parents[1])]
-    ended = subprocess.run(
-        [*with_loopback("down"), *launch], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert ended.returncode == 1
-    [line] = [line for line in ended.stderr.splitlines() if "RuntimeError" in line]
+    launch = [*ASYNCPP, "launch", run.folder.parents[1]]
+    ended = ran(*with_loopback("down"), *launch)
+    assert ended.code == 1
+    [line] = [line for line in ended.errors.splitlines() if "RuntimeError" in line]
     assert "processes of this machine cannot connect to each other (127.0.0.1: Network is unreachable" in line
-    subprocess.run([*with_loopback("IPv6 alone"), *launch], timeout=600, check=True)
+    assert ran(*with_loopback("IPv6 alone"), *launch).code == 0
     succeeded("train", replayed.folder, "--replay")
     assert weights(run) == weights(replayed)
 
@@ -278,8 +267,7 @@ def test_empty_entries_are_dropped_here_and_in_a_job(
         monkeypatch.setenv("PYTHONPATH", inherited)
     assert import_path("own") == path
     script = "\n".join(["set -eu", *import_path_in_bash("own"), "printenv PYTHONPATH"])
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{path}\n"
+    assert ran("bash", "-c", script).output == f"{path}\n"
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.command_line import asyncpp, succeeded
+from support.files import write_program
 from support.launches import ONE, most_at_once, sweep
 
 from asyncpp_cli.base.errors import UserError
@@ -127,9 +128,7 @@ def test_runs_share_a_gpu_as_far_as_they_are_told_to_and_fit(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     if mib is not None:
-        program = tmp_path / "nvidia-smi"
-        program.write_text(f"#!/bin/sh\necho {mib}\n")
-        program.chmod(0o755)
+        write_program(tmp_path / "nvidia-smi", f"echo {mib}")
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     matrix = "matrix={schedule: 1f1b, optimizer: adamw, seed: [0, 1, 2]}"
     most_of_gpu = [f"site.runs_per_gpu={word}" for word in flags if isinstance(word, int)]

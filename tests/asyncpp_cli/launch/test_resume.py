@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import succeeded
+from support.command_line import ASYNCPP, succeeded
 from support.launches import StartLaunch, check_same, processes_of, rows_of, started_process, sweep, wait_for
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -85,7 +84,7 @@ def test_train_alone_exits_with_75_and_a_damaged_checkpoint_is_passed_over(
     tmp_path: Path, undisturbed: Run
 ) -> None:
     (run,) = one_run(tmp_path / "e").runs
-    command = [sys.executable, "-m", "asyncpp_cli", "train", str(run.folder), "--replay"]
+    command = [*ASYNCPP, "train", str(run.folder), "--replay"]
     with started_process(command, stderr=subprocess.PIPE, text=True) as training:
         try:
             wait_for(lambda: steps_written(run) >= 45, seconds=250)

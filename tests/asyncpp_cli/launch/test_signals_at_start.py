@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.attempts import claimed
+from support.command_line import ran
 from support.launches import dying
 
 from asyncpp_cli.launch.common.arrays import JobShape
@@ -49,8 +49,8 @@ def supervised(attempt: Attempt, *, rank: int, size: int, dies_of: str) -> int:
     variables = {"PROCID": rank, "NTASKS": size, "LOCALID": rank, "NODEID": 0, "STEP_TASKS_PER_NODE": size}
     environment = dict(os.environ) | {f"SLURM_{name}": str(value) for name, value in variables.items()}
     environment["PYTHONPATH"] = str(dying(folder / "early", [("train", dies_of)]))
-    command = [sys.executable, "-P", "-m", "asyncpp_cli.launch.common.supervisor", str(folder), "1"]
-    return subprocess.run(command, env=environment, timeout=100, check=False).returncode
+    module = "asyncpp_cli.launch.common.supervisor"
+    return ran(sys.executable, "-P", "-m", module, folder, "1", env=environment).code
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR2"])
@@ -198,7 +198,6 @@ def test_the_jobs_script_keeps_a_signal_until_its_program_listens(tmp_path: Path
     )
     words = "-m asyncpp_cli.launch.job.array_entry array-1.json"
     assert words in script
-    command = ["bash", "-c", script.replace(words, str(program))]
-    ran = subprocess.run(command, cwd=tmp_path, timeout=60, check=True, capture_output=True, text=True)
-    assert ran.stdout.strip() == "['SIGUSR2', 'SIGTERM']"
+    done = ran("bash", "-c", script.replace(words, str(program)), cwd=tmp_path)
+    assert (done.code, done.output.strip()) == (0, "['SIGUSR2', 'SIGTERM']")
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 from pathlib import Path
 
 import pytest
+from support.command_line import Ended, ran
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch.common.arrays import JobShape, shape_of
@@ -213,16 +213,15 @@ def test_the_script_has_what_the_site_adds_and_lacks_what_it_removes(
         "signal": "USR2@240",
         "time": "2-00:00:00",
     }
-    ran = begun(script.replace("module load cuda", "true"), tmp_path, 'printf %s "$SAID"')
-    assert ran.stdout == "a b';$(touch x)"
+    done = begun(script.replace("module load cuda", "true"), tmp_path, 'printf %s "$SAID"')
+    assert done.output == "a b';$(touch x)"
     assert not (tmp_path / "x").exists()
     assert script.rstrip().endswith(" -m asyncpp_cli.launch.job.array_entry array-1.json")
 
 
-def begun(script: str, folder: Path, then: str) -> subprocess.CompletedProcess[str]:
+def begun(script: str, folder: Path, then: str) -> Ended:
     """Run a job's script up to its own command, and another command instead of that."""
-    words = ["bash", "-c", script.partition("# command")[0] + then]
-    return subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=60, check=False)
+    return ran("bash", "-c", script.partition("# command")[0] + then, cwd=folder)
 
 
 @pytest.mark.parametrize(
@@ -243,15 +242,15 @@ def test_a_job_ends_where_a_line_of_its_setup_fails(
 ) -> None:
     site = site_of(own_profiles, json.dumps({"setup": setup, "environment": {"A": "b"}}))
     job = BatchJob(name="a", shape=shape_of(config(stages=2), site, replay=False), tasks=1, code="c0de")
-    ran = begun(array_script(site, tmp_path, job), tmp_path, "echo ran")
-    assert (ran.stdout, ran.returncode) == (("", 1) if failed else ("ran\n", 0))
-    said = ran.stderr.strip()
+    done = begun(array_script(site, tmp_path, job), tmp_path, "echo ran")
+    assert (done.output, done.code) == (("", 1) if failed else ("ran\n", 0))
+    said = done.errors.strip()
     assert said.startswith(f"{failed} (setup of the site) failed with exit code ") if failed else said == ""
     # A variable that bash does not set is as good as a line that fails.
     site = site_of(own_profiles, "environment: {UID: 5}")
-    ran = begun(array_script(site, tmp_path, job), tmp_path, "echo ran")
-    assert (ran.stdout, ran.returncode) == ("", 1)
-    assert "setting UID (environment of the site) failed with exit code 1" in ran.stderr
+    done = begun(array_script(site, tmp_path, job), tmp_path, "echo ran")
+    assert (done.output, done.code) == ("", 1)
+    assert "setting UID (environment of the site) failed with exit code 1" in done.errors
 
 
 def test_text_of_a_profile_is_what_was_written(own_profiles: Path) -> None:

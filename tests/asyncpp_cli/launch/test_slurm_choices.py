@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from msgspec.structs import replace as replace_fields
 from support.attempts import claimed, submitted
 from support.cluster_runs import HABITS
 from support.command_line import asyncpp, refusal, succeeded
-from support.files import edit
+from support.files import edit, write_program
 from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.doctor import job
@@ -119,7 +120,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(array_task, "_SECONDS_TO_BE_ENDED", 0.0)
     slurm.cluster.cache_clear()
-    script(tmp_path / "scontrol", 'echo "ClusterName = c"')
+    write_program(tmp_path / "scontrol", 'echo "ClusterName = c"')
     yield tmp_path
     slurm.cluster.cache_clear()
 
@@ -133,13 +134,8 @@ def made(folder: Path, *states: State) -> Experiment:
     return open_experiment(experiment.folder)
 
 
-def script(file: Path, *lines: str) -> None:
-    file.write_text("\n".join(["#!/bin/sh", *lines, ""]))
-    file.chmod(0o755)
-
-
 def test_the_command_outlives_the_signal_that_it_brings_about(commands: Path) -> None:
-    script(commands / "scontrol", "kill -TERM $$", 'echo heard > "$0.answer"')
+    write_program(commands / "scontrol", "kill -TERM $$", 'echo heard > "$0.answer"')
     with signals_blocked():
         slurm.requeue("7_0")
     assert (commands / "scontrol.answer").exists()
@@ -153,8 +149,8 @@ def test_a_job_whose_requeueing_was_not_acknowledged(
     commands: Path, capfd: pytest.CaptureFixture[str], state: str, said: str
 ) -> None:
     asked = commands / "asked"
-    script(commands / "scontrol", f"touch {asked}", "echo Socket timed out >&2", "exit 1")
-    script(commands / "squeue", f"test -e {asked} && s={state} || s=RUNNING", 'echo "7|7_0|$s|N/A"')
+    write_program(commands / "scontrol", f"touch {asked}", "echo Socket timed out >&2", "exit 1")
+    write_program(commands / "squeue", f"test -e {asked} && s={state} || s=RUNNING", 'echo "7|7_0|$s|N/A"')
     experiment = made(commands, State.COMPLETED)
     assert array_task._requeue(STOPPED, experiment, TABLE, JOB) == RESUMABLE
     printed = capfd.readouterr().out.strip().splitlines()[-1]
@@ -167,7 +163,7 @@ def test_a_job_that_began_after_the_queue_was_read_goes_on_whatever_its_nodes_cl
 ) -> None:
     experiment = made(commands, State.COMPLETED)
     (run,) = experiment.runs
-    script(commands / "squeue", 'echo "7|0|7|PENDING||None|a"')
+    write_program(commands / "squeue", 'echo "7|0|7|PENDING||None|a"')
     submission = submitted(experiment, a=(run.id,))
     queue = SlurmQueue(experiment)
     assert queue.queued is not None
@@ -194,9 +190,9 @@ def test_a_failed_run_is_submitted_as_soon_as_slurm_has_let_go_of_the_last_job(
     # At its tenth answer SLURM has let go of the job.
     ending, asked = "7|0|7|COMPLETING|n1|a|None", commands / "asked"
     tells = f"test $(wc -l < {asked}) -ge 10 || echo '{ending}'"
-    script(commands / "squeue", f"echo >> {asked}", f'case "$*" in {whose}) {tells};; esac')
+    write_program(commands / "squeue", f"echo >> {asked}", f'case "$*" in {whose}) {tells};; esac')
     trains = f"cp {good.status_file} {failing.status_file}"
-    script(commands / "sbatch", trains, "echo Submitted batch job 8")
+    write_program(commands / "sbatch", trains, "echo Submitted batch job 8")
     ended = asyncpp("launch", experiment.folder, "--failed", "--replay", "--site", site, "--wait")
     assert "1 exceed" in ended.errors
     assert "2 of 3 runs completed" in ended.errors
@@ -220,9 +216,10 @@ def test_ctrl_c_at_one_site_starts_nothing_at_the_next(
     for site, run in zip(("s", "t"), experiment.runs, strict=True):
         name = submitted(experiment, a=(run.id,))
         edit(experiment.submissions / name / "submission.json", site=site)
-    script(commands / "squeue")
-    script(commands / "sbatch", "echo Submitted batch job 8")
-    monkeypatch.setattr(cluster.time, "sleep", interrupt)
+    write_program(commands / "squeue")
+    write_program(commands / "sbatch", "echo Submitted batch job 8")
+    # This module's alone: a command that takes long to end is waited for by `time.sleep`, too.
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(sleep=interrupt))
     ended = asyncpp("launch", experiment.folder, "--failed", "--replay", "--wait")
     assert (ended.code, ended.errors.count("Submitted 1 of 2 runs")) == (130, 1), ended
 
@@ -243,7 +240,7 @@ def test_no_habit_of_the_user_reaches_a_command_of_slurm(
     commands: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("squeue", "sacct", "sacctmgr", "scancel", "scontrol", "sinfo", "sbatch", "srun"):
-        script(commands / name, f'env > "{commands}/{name}.env"', "echo Submitted batch job 7")
+        write_program(commands / name, f'env > "{commands}/{name}.env"', "echo Submitted batch job 7")
     (run,) = made(commands, State.PENDING).runs
     given = {"SLURM_CONF": "/etc/x", "SLURM_JWT": "secret", "HOME": str(commands), "SQUEUE_LATER": "1"}
     of_job = {"SLURM_JOB_ID": "7", "SLURM_GPUS": "1", "SLURM_HINT": "nomultithread"}
@@ -283,9 +280,9 @@ def test_no_habit_of_the_user_reaches_a_command_of_slurm(
 def test_names_and_ids_of_thousands_of_arrays_fit_into_the_arguments_of_commands(commands: Path) -> None:
     names = [f"asyncpp-a-sweep-of-many-shapes-20260101-000000-{number:06x}-1" for number in range(5000)]
     by_name = 'for word; do case "$word" in --name=*) echo "${word#--name=}";; esac; done | tr , "\\n"'
-    script(commands / "squeue", f"{by_name} | sed 's/.*/7|3|9|RUNNING|n1|&|None/'")
-    script(commands / "sacct", f"{by_name} | sed 's/.*/7_3|COMPLETED|0:0|60|n1|&/'")
-    script(commands / "scancel", f'printf "%s\\n" "$@" >> {commands}/ids')
+    write_program(commands / "squeue", f"{by_name} | sed 's/.*/7|3|9|RUNNING|n1|&|None/'")
+    write_program(commands / "sacct", f"{by_name} | sed 's/.*/7_3|COMPLETED|0:0|60|n1|&/'")
+    write_program(commands / "scancel", f'printf "%s\\n" "$@" >> {commands}/ids')
     assert slurm.queued_jobs(names).keys() == {(name, 3) for name in names}
     assert slurm.accounted_jobs(names, since=0).keys() == {(name, 3) for name in names}
     # An array of a cluster with a large MaxArraySize, and many arrays.
@@ -300,7 +297,7 @@ def test_names_and_ids_of_thousands_of_arrays_fit_into_the_arguments_of_commands
 
 def test_tasks_that_started_and_those_that_never_did_are_told_apart(commands: Path) -> None:
     lines = ["7_0|FAILED|1:0|9|n1|a", "7_[0-1%1]|CANCELLED by 0|0:0|0||a", "8_[1-9:4,20]|CANCELLED|0:0|0||b"]
-    script(commands / "sacct", *(f"echo '{line}'" for line in lines))
+    write_program(commands / "sacct", *(f"echo '{line}'" for line in lines))
     told = slurm.accounted_jobs(["a", "b"], since=0)
     cancelled = [("a", 1), ("b", 1), ("b", 5), ("b", 9), ("b", 20)]
     states = {("a", 0): "FAILED"} | dict.fromkeys(cancelled, "CANCELLED")
@@ -316,7 +313,7 @@ def test_slurm_is_asked_for_what_may_be_queued_alone(commands: Path) -> None:
         claimed(run, processes=1, replay=True, steps=4, job=job)
     for run in (done, just_done):
         run.write_status(replace(run.status(), state=State.COMPLETED))
-    script(commands / "squeue", f'echo "$@" | grep -o "name=[^ ]*" >> {commands}/asked')
+    write_program(commands / "squeue", f'echo "$@" | grep -o "name=[^ ]*" >> {commands}/asked')
     assert SlurmQueue(experiment).queued == {}
     long_ago = time.time() - 3600
     os.utime(done.status_file, (long_ago, long_ago))
@@ -332,8 +329,8 @@ def test_slurm_is_asked_for_what_may_be_queued_alone(commands: Path) -> None:
     for run in (again, running):
         run.write_status(replace(run.status(), state=State.COMPLETED))
         os.utime(run.status_file, (long_ago, long_ago))
-    script(commands / "squeue", "exit 1")
-    script(commands / "scontrol", "exit 1")
+    write_program(commands / "squeue", "exit 1")
+    write_program(commands / "scontrol", "exit 1")
     assert SlurmQueue(experiment).queued == {}
 
 

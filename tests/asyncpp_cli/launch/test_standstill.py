@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support.attempts import claimed
-from support.command_line import asyncpp
+from support.command_line import asyncpp, ran
 from support.launches import HOURS, ONE, StartLaunch, Unseen, is_training, started_process, sweep, wait_for
 from support.privileges import NOBODY, permitted
 from support.report_experiment import ExperimentFolder, settings
@@ -153,17 +153,12 @@ def test_the_process_that_starts_the_ranks_can_start_none() -> None:
         for path in Path(outer).rglob("*"):
             path.chmod(0o777 if path.is_dir() else 0o666)
         # Two: the one that launches, and the supervisor that starts the ranks.
-        done = subprocess.run(
-            [*ANOTHER.split(), "prlimit", "--nproc=2", sys.executable, "-c", SCRIPT, run.folder],
-            env=dict(os.environ, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", HOME=outer),
-            capture_output=True,
-            text=True,
-            timeout=250,
-            check=False,
-        )
-    assert done.stderr == ""
-    assert "rank 0: BlockingIOError" in done.stdout
-    assert "Resource temporarily unavailable" in done.stdout
+        few = [*ANOTHER.split(), "prlimit", "--nproc=2"]
+        own = dict(os.environ, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", HOME=outer)
+        done = ran(*few, sys.executable, "-c", SCRIPT, run.folder, env=own)
+    assert done.errors == ""
+    assert "rank 0: BlockingIOError" in done.output
+    assert "Resource temporarily unavailable" in done.output
 
 
 @pytest.mark.parametrize(

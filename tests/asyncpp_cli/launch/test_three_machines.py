@@ -6,13 +6,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
 import pytest
+from support.command_line import ASYNCPP
 from support.launches import LONG, check_same, runs_attempt, sweep, wait_for
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -23,7 +23,6 @@ LEASE = "site.lease=30"
 APART = ["unshare", "--uts", "--pid", "--fork", "--kill-child"]
 OWN_PROC = ["--mount-proc"]
 """Without it /proc shows the processes of the namespace outside."""
-ASYNCPP = [sys.executable, "-P", "-m", "asyncpp_cli"]
 
 pytestmark = [
     pytest.mark.timeout(1500),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp
+from support.command_line import ASYNCPP, asyncpp
 from support.launches import ONE, TINY, started_process, sweep, wait_for
 
 from asyncpp_cli.launch.local_machine import Launcher, tasks_of
@@ -84,7 +83,7 @@ def test_a_launch_that_only_watched_says_that_it_ended_nothing(tmp_path: Path) -
 @pytest.mark.slow
 def test_a_tune_that_stood_still_leaves_the_next_rung_to_the_other(tmp_path: Path) -> None:
     folder = tmp_path / "tuned"
-    command = [sys.executable, "-P", "-m", "asyncpp_cli", "tune", "quickstart", *TINY, "train.steps=4"]
+    command = [*ASYNCPP, "tune", "quickstart", *TINY, "train.steps=4"]
     command += [*ONE, "--over", "optimizer.lr=[1e-3,2e-3]", "--rungs", "0.5", "--max-parallel", "2"]
     command += ["--replay", "--yes", "--out", str(folder)]
     with (tmp_path / "errors").open("w+") as errors, ExitStack() as processes:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import succeeded
+from support.command_line import ran, succeeded
 from support.small_runs import small_config
 
 from asyncpp_cli.planner import here
@@ -102,5 +101,5 @@ def test_the_parts_are_measured_in_a_process_of_their_own(
         "[seconds] = seconds_here([config], machine=Machine(cores=2, gpus=()))\n"
         "assert seconds > 3, seconds\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
+    done = ran(sys.executable, script)
+    assert (done.code, done.output) == (0, "once\n"), done.errors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ from threading import Barrier
 
 import pytest
 from support.attempts import claimed
+from support.command_line import ran
 
 from asyncpp_cli.launch.common import snapshot
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -53,8 +53,7 @@ def test_a_claim_that_was_killed_half_way_does_not_stand_in_the_way(tmp_path: Pa
         "claims.Run.write_status = lambda *_: os._exit(9); "
         "claims.claim(claims.Run(Path(sys.argv[1])), processes=1, replay=True, steps=1)"
     )
-    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)
-    assert killed.returncode == 9
+    assert ran(sys.executable, "-c", code, tmp_path).code == 9
     assert (run.status().state, run.status().attempt) == (State.RUNNING, 1)
     assert (run.attempts / "1").is_dir()
     attempt = claimed(run, processes=1, replay=True, steps=1)
@@ -71,9 +70,8 @@ def test_the_copy_of_the_code_is_what_runs_and_is_made_once(tmp_path: Path) -> N
         "print(json.dumps([asyncpp_cli.__file__, stages.__file__, code_hash()]))"
     )
     environment = {"PYTHONPATH": f"code/{copied.name}", "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-c", ask]
-    asked = subprocess.check_output(command, text=True, cwd=tmp_path, env=environment, timeout=60)
-    ours, stages, digest = json.loads(asked)
+    asked = ran(sys.executable, "-c", ask, cwd=tmp_path, env=environment)
+    ours, stages, digest = json.loads(asked.output)
     assert Path(ours).is_relative_to(copied)
     assert Path(stages).is_relative_to(copied)
     assert digest == copied.name

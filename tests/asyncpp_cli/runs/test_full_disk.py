@@ -12,6 +12,7 @@ from threading import Timer
 
 import pytest
 from support.attempts import claimed, fall
+from support.command_line import ran
 from support.launches import ONE, sweep
 from support.privileges import disk, fill
 
@@ -47,12 +48,10 @@ def test_a_rank_of_a_job_that_cannot_even_begin_says_so_in_a_line(run: Run, smal
     job = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
     job["SLURM_STEP_TASKS_PER_NODE"] = "1"
     module = "asyncpp_cli.launch.common.supervisor"
-    command = [sys.executable, "-m", module, str(run.folder), str(attempt.number)]
-    done = {"capture_output": True, "text": True, "check": False, "timeout": 100}
-    ended = subprocess.run(command, env=os.environ | job, **done)
-    assert ended.returncode != 0
-    assert "cannot be written (No space left on device: free some space)" in ended.stdout
-    assert "Traceback" not in ended.stdout + ended.stderr
+    ended = ran(sys.executable, "-m", module, run.folder, str(attempt.number), env=os.environ | job)
+    assert ended.code != 0
+    assert "cannot be written (No space left on device: free some space)" in ended.output
+    assert "Traceback" not in ended.output + ended.errors
 
 
 def test_a_rank_for_which_there_was_no_room_is_not_called_killed(run: Run, small_disk: Path) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support.attempts import claimed, fall
 from support.command_line import asyncpp, refusal, succeeded
+from support.launches import ONE, Started, sweep, wait_for
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
@@ -81,62 +81,71 @@ def test_a_run_is_named_by_what_its_id_begins_with(experiment: Experiment) -> No
     assert "it has not begun" in refusal("logs", experiment.folder, experiment.runs[1].id)
 
 
-class Following:
-    """`asyncpp logs -f` in a process of its own."""
+@contextmanager
+def followed(*run: str | Path, output: Path) -> Iterator[Started]:
+    """`asyncpp logs -f` of a run. It does not outlive the block."""
+    following = Started("logs", *run, "-f", output=output)
+    try:
+        yield following
+    finally:
+        following.process.kill()
+        following.finish(seconds=60)
 
-    def __init__(self, run: Run, output: Path) -> None:
-        self.output, self.errors = output.with_suffix(".out"), output.with_suffix(".err")
-        words = ["logs", str(run.folder.parents[1]), run.id, "-f"]
-        command = [sys.executable, "-P", "-m", "asyncpp_cli", *words]
-        with self.output.open("w") as out, self.errors.open("w") as err:
-            self.process = subprocess.Popen(command, stdout=out, stderr=err)
 
-    def wait_for(self, text: str) -> None:
-        deadline = time.monotonic() + 60
-        while text not in self.output.read_text():
-            assert time.monotonic() < deadline, self.output.read_text() + self.errors.read_text()
-            time.sleep(0.05)
+def wait_for_words(following: Started, words: str) -> None:
+    wait_for(
+        lambda: words in following.output + following.errors,
+        seconds=60,
+        why=lambda: following.output + following.errors,
+    )
 
 
 @pytest.fixture
-def follower(experiment: Experiment, tmp_path: Path) -> Iterator[Following]:
-    """Follows the first run, whose attempt has begun. It does not outlive the test."""
-    attempt = begun(experiment.runs[0])
-    following = Following(attempt.run, tmp_path / "followed")
-    with following.process:
-        try:
-            following.wait_for("rank 1 began\n")
-            yield following
-        finally:
-            following.process.kill()
+def follower(experiment: Experiment, tmp_path: Path) -> Iterator[Started]:
+    """Follows the first run, whose attempt has begun."""
+    run = begun(experiment.runs[0]).run
+    with followed(experiment.folder, run.id, output=tmp_path / "followed") as following:
+        wait_for_words(following, "rank 1 began\n")
+        yield following
 
 
 @pytest.mark.slow
-def test_following_goes_on_to_the_end_of_the_run(follower: Following, experiment: Experiment) -> None:
+def test_following_goes_on_to_the_end_of_the_run(follower: Started, experiment: Experiment) -> None:
     run = experiment.runs[0]
     attempt = Attempt(run, 1)
     with log(attempt, 1).open("a") as file:
         file.write("half a ")
         file.flush()
-        follower.wait_for("half a ")
+        wait_for_words(follower, "half a ")
         file.write("line, ünd more\n")
         file.flush()
-        follower.wait_for("line, ünd more\n")
+        wait_for_words(follower, "line, ünd more\n")
         file.write("last words\n")
     attempt.record_error(0, ValueError("bad luck"))
     end(attempt, 1, 1)
-    assert follower.process.wait(timeout=60) == 0
-    assert follower.output.read_text() == "attempt 1, rank 1 began\nhalf a line, ünd more\nlast words\n"
-    said = follower.errors.read_text().splitlines()
+    assert follower.finish(seconds=60) == 0
+    assert follower.output == "attempt 1, rank 1 began\nhalf a line, ünd more\nlast words\n"
+    said = follower.errors.splitlines()
     assert f"{run.id} is failed: rank 0: ValueError: bad luck" in said[-2]
     assert said[-1] == f"rank 0 failed first: {log(attempt, 0)}"
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_quietly_and_the_run_be(follower: Following, experiment: Experiment) -> None:
+def test_ctrl_c_leaves_quietly_and_the_run_be(follower: Started, experiment: Experiment) -> None:
     attempt = Attempt(experiment.runs[0], 1)
     follower.process.send_signal(signal.SIGINT)
-    assert follower.process.wait(timeout=60) == 130
-    assert len(follower.errors.read_text().splitlines()) == 1
+    assert follower.finish(seconds=60) == 130
+    assert len(follower.errors.splitlines()) == 1
     assert attempt.run.status().state == "running"
     end(attempt, 0, 0)
+
+
+@pytest.mark.slow
+def test_following_a_run_that_has_not_begun_waits_for_it(tmp_path: Path) -> None:
+    folder = sweep(tmp_path / "e", *ONE, "train.steps=2").folder
+    with followed(folder / "2bw", output=tmp_path / "followed") as following:
+        wait_for_words(following, "has not begun; waiting")
+        succeeded("launch", folder / "2bw", "--replay")
+        assert following.finish(seconds=100) == 0
+    assert "step 2" in following.output
+    assert "is completed" in following.errors

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.attempts import claimed
+from support.command_line import ran
 from support.files import edit
 from support.report_experiment import ExperimentFolder, settings
 
@@ -30,7 +31,7 @@ IN_ANOTHER_NAMESPACE = ("unshare", "--pid", "--fork")
 def may_unshare() -> bool:
     if shutil.which("unshare") is None:
         return False
-    return subprocess.run([*IN_ANOTHER_NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
+    return ran(*IN_ANOTHER_NAMESPACE, "true").code == 0
 
 
 needs_unshare = pytest.mark.skipif(not may_unshare(), reason="no PID namespaces are permitted here")
@@ -90,7 +91,7 @@ def test_a_living_run_in_another_pid_namespace_is_not_declared_gone(tmp_path: Pa
         # And the other way round: from there, this process is not looked for.
         mine = json.dumps(asdict(this_process()))
         asked = [*IN_ANOTHER_NAMESPACE, sys.executable, "-c", NAME + f"print(is_gone(ProcessId(**{mine})))"]
-        assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "False\n"
+        assert ran(*asked).output == "False\n"
     # When its lease is over nobody waits for it any more.
     os.utime(attempt.file(RankStart, 0), (1.0, 1.0))
     assert current_status(run).state == State.FAILED

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import refusal, succeeded
+from support.command_line import ASYNCPP, refusal, succeeded
 from support.launches import TINY, wait_for
 from support.small_runs import Rows
 
@@ -42,7 +41,7 @@ def expected_best(experiment: Experiment, folder: Path) -> tuple[Run, float]:
 def test_killed_and_started_again(tmp_path: Path) -> None:
     folder = tmp_path / "e"
     arguments = ["tune", *TUNE, "--out", str(folder), "--replay"]
-    first = subprocess.Popen([sys.executable, "-P", "-m", "asyncpp_cli", *arguments], stderr=subprocess.PIPE)
+    first = subprocess.Popen([*ASYNCPP, *arguments], stderr=subprocess.PIPE)
     for line in first.stderr:
         if line.startswith(b"started"):
             break

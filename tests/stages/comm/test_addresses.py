@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 
 import pytest
+from support.command_line import ran
 from support.privileges import network_namespace, with_loopback
 
 from stages.comm.network import LOOPBACK, choose_address
@@ -42,10 +42,9 @@ def test_where_no_process_can_connect_that_is_said_at_once(state: str, address: 
     prefix = with_loopback(state)
     for alone in (True, False):
         code = f"from stages.comm.network import choose_address; print(choose_address(alone={alone}))"
-        command = [*prefix, sys.executable, "-c", code]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-        last = ended.stderr.splitlines()[-1:]
-        assert ended.stdout.strip() == address, last
+        ended = ran(*prefix, sys.executable, "-c", code)
+        last = ended.errors.splitlines()[-1:]
+        assert ended.output.strip() == address, last
         assert bool(last) == bool(problem)
         for line in last:
             assert line.startswith("RuntimeError: processes of this machine cannot connect to each other (")

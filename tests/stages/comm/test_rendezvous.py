@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.command_line import ran
 from support.privileges import network_namespace
 from torch._C._distributed_c10d import PrefixStore
 
@@ -209,9 +209,8 @@ print(received.hex())
 
 def attack(host: str, port: int, content: bytes, *, within: list[str] | None = None) -> str:
     """What a foreign process gets to see, as hex, or why it could not connect."""
-    command = [*(within or []), sys.executable, "-c", FOREIGN, host, str(port), content.hex()]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    return ended.stdout.strip() or ended.stderr.strip()
+    ended = ran(*(within or []), sys.executable, "-c", FOREIGN, host, str(port), content.hex())
+    return ended.output.strip() or ended.errors.strip()
 
 
 def greeting_alone(seen: str) -> bool:

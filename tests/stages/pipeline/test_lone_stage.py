@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import Any
 
 import pytest
+from support.command_line import ran
 from support.files import ROOT
 
 SCRIPT = ROOT / "benchmarks" / "big_stage.py"
@@ -20,14 +20,12 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     given = ["--device", "cpu", *sizes, "--peak-tflops", "1", "--json", "--out", str(folder)]
     # An arm that cannot be made ends its process, and no other.
     given += ["--schedules", "2bw,no-such,1f1b,paci"]
-    ended = subprocess.run(
-        [sys.executable, SCRIPT, *given], capture_output=True, text=True, check=False, timeout=900
-    )
-    assert ended.returncode == 0, ended.stderr
+    ended = ran(sys.executable, SCRIPT, *given)
+    assert ended.code == 0, ended.errors
     (written,) = folder.glob("big-stage-*.md")
     lines = written.read_text().splitlines()
     assert sum(line.startswith(("| 2bw |", "| 1f1b |", "| paci |")) for line in lines) == 9
-    found: list[dict[str, Any]] = json.loads(ended.stdout)["rows"]
+    found: list[dict[str, Any]] = json.loads(ended.output)["rows"]
     failed = [row for row in found if row["schedule"] == "no-such"]
     assert [row["why_not"] for row in failed] == ["ended with code 1"] * 3
     return [row for row in found if row not in failed]
