@@ -241,36 +241,46 @@ def least_with_times(config: RunConfig, times: StageTimes) -> float:
     return least
 
 
-def most_blocks(config: RunConfig, *, limit_gb: float) -> list[float]:
+def most_blocks(config: RunConfig, *, limit_gb: float, loosely: bool = False) -> list[float]:
     """For each rank an upper bound of the blocks that it holds in `limit_gb`: of weights, gradients, what is
     updated and activations, which are as many times those of a block; beside the communicators, and the
     embedding and a whole head where they are.
+
+    Args:
+        config: of the run.
+        limit_gb: memory of a GPU, 10^9 bytes.
+        loosely: count weights, gradients and activations of blocks alone. What does not fit by these is
+            estimated with the run's own cut, what exceeds the memory by less with one that it may have.
 
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
     run, parallel = represented(without_shards(config)), config.parallel
     block, embedding, head = _of_parts(Settings(config))
-    room = limit_gb * GB - communicator_bytes(
-        neighbours=int(parallel.stages > 1), stages=parallel.stages, data=parallel.data
-    )
-    # A tied matrix is there once, or in shards.
-    ends = {} if config.model.tied else {0: embedding}
-    if not config.model.tied and not parallel.shard_head:
-        ends[len(run.rank_of_stage) - 1] = head
+    room, ends, further, share = limit_gb * GB, {}, 0, ALLOCATOR_SHARE
+    if loosely:
+        block, share = block._replace(kept=block.gradients), 0.0
+    else:
+        room -= communicator_bytes(
+            neighbours=int(parallel.stages > 1), stages=parallel.stages, data=parallel.data
+        )
+        further = FURTHER_AHEAD * parallel.shard_head
+        # A tied matrix is there once, or in shards.
+        if not config.model.tied:
+            ends = {0: embedding} if parallel.shard_head else {0: embedding, len(run.rank_of_stage) - 1: head}
 
     def bytes_in_flight(wholes: int, halves: int) -> int:
         """Of a block, at least."""
         # With shards of the head a stage that has begun, and has forwards left, is further ahead.
-        more = parallel.shard_head and wholes > 0 and wholes + halves < config.schedule.microbatches
-        return (wholes + FURTHER_AHEAD * more) * block.whole + halves * block.half
+        more = further * (wholes > 0 and wholes + halves < config.schedule.microbatches)
+        return (wholes + more) * block.whole + halves * block.half
 
     most = []
     for stages, moments in zip(stages_of_ranks(run.rank_of_stage), run.course.moments, strict=True):
         versions = min(run.course.versions[stage] for stage in stages)
         activations = max(min(starmap(bytes_in_flight, moment.counts)) for moment in moments)
         left = room - sum(ends[stage].lasting(versions) for stage in stages if stage in ends)
-        most.append(max(0.0, left) / (block.lasting(versions) + (1 + ALLOCATOR_SHARE) * activations))
+        most.append(max(0.0, left) / (block.lasting(versions) + (1 + share) * activations))
     return most
 
 
@@ -279,8 +289,9 @@ class _Part(NamedTuple):
 
     version: int
     """Of its weights."""
+    gradients: int
     kept: float
-    """Of gradients, master copy and the optimizer's state, as a mean over the data ranks."""
+    """Of these, the master copy and the optimizer's state, as a mean over the data ranks."""
     whole: int
     """Of a micro-batch in flight, and of a half."""
     half: int
@@ -311,7 +322,7 @@ def _of_parts(settings: Settings) -> tuple[_Part, _Part, _Part]:
 def _part(config: RunConfig, cut: StageCut) -> _Part:
     least = lasting_bytes(config, cut, 1, 0, 1)
     kept = least["gradients"] + mean_updated_bytes(config, cut)
-    return _Part(least["weights"], kept, *microbatch_activations(config, cut))
+    return _Part(least["weights"], least["gradients"], kept, *microbatch_activations(config, cut))
 
 
 def in_flight(config: RunConfig) -> int:
