@@ -55,13 +55,13 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
             number.
     """
     num_stages = program.num_stages
-    passages = _passages(program)
+    traffic = _traffic(program)
     ends = {
-        key: tuple([passages[channel] for channel in channels] for channels in both)
+        key: tuple([traffic[channel] for channel in channels] for channels in both)
         for key, both in channel_ends(program).items()
     }
     position = [0] * program.num_ranks
-    unsent: list[list[_Passage]] = [[] for _ in range(program.num_ranks)]
+    unsent: list[list[_Traffic]] = [[] for _ in range(program.num_ranks)]
     runnable = deque(range(program.num_ranks))
     queued = [True] * program.num_ranks
     update = Op.UPDATE
@@ -83,13 +83,13 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
         while True:
             waiting = unsent[rank]
             while waiting:
-                passage = waiting[0]
-                if passage.crosses and channel_capacity is not None and passage.link[0] >= channel_capacity:
+                each = waiting[0]
+                if each.crosses and channel_capacity is not None and each.link[0] >= channel_capacity:
                     break
-                passage.unread += 1
-                passage.link[0] += 1
+                each.unread += 1
+                each.link[0] += 1
                 waiting.pop(0)
-                wake(passage.receiver)
+                wake(each.receiver)
             if waiting:
                 break
             if place == len(actions):
@@ -101,11 +101,11 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
             receives, sends = ends[action.stage, action.op]
             if not all(map(_UNREAD, receives)):
                 break
-            for passage in receives:
-                passage.unread -= 1
-                passage.link[0] -= 1
-                if passage.crosses and channel_capacity is not None:
-                    wake(passage.sender)
+            for each in receives:
+                each.unread -= 1
+                each.link[0] -= 1
+                if each.crosses and channel_capacity is not None:
+                    wake(each.sender)
             if action.op is update:
                 written[action.stage] = action.version
                 if min(written) > complete:
@@ -122,13 +122,13 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
     ]
     if not stuck:
         return None
-    unread = {channel: passage.unread for channel, passage in passages.items()}
-    left = [[passage.channel for passage in of_rank] for of_rank in unsent]
+    unread = {channel: each.unread for channel, each in traffic.items()}
+    left = [[each.channel for each in of_rank] for of_rank in unsent]
     return _explain(program, position, left, unread, written, stuck[0])
 
 
 @dataclass(slots=True)
-class _Passage:
+class _Traffic:
     """A channel in use. Its messages come in one order at both ends, so counting the unread ones says which
     are there."""
 
@@ -146,16 +146,16 @@ class _Passage:
 _UNREAD = attrgetter("unread")
 
 
-def _passages(program: Program) -> dict[Channel, _Passage]:
+def _traffic(program: Program) -> dict[Channel, _Traffic]:
     rank_of_stage = program.rank_of_stage
     links: dict[tuple[int, int, Kind], list[int]] = {}
-    passages = {}
+    traffic = {}
     for receives, _ in channel_ends(program).values():
         for channel in receives:
             ranks = rank_of_stage[channel.source], rank_of_stage[channel.destination]
             link = links.setdefault((*ranks, channel.kind), [0])
-            passages[channel] = _Passage(channel, *ranks, link, crosses=ranks[0] != ranks[1])
-    return passages
+            traffic[channel] = _Traffic(channel, *ranks, link, crosses=ranks[0] != ranks[1])
+    return traffic
 
 
 def _explain(

@@ -12,6 +12,7 @@ from schedules.deadlock import sends_in_flight
 from schedules.dependencies import most_messages
 from schedules.messages import Kind
 from stages.memory.estimate import course_of
+from stages.memory.in_flight import Moment
 from stages.weights.gradient_buffers import gradient_buffers
 
 UNFLUSHED = [name for name, schedule in schedules.FAMILY.items() if not schedule.synchronous]
@@ -60,3 +61,41 @@ def test_few_microbatches_have_the_memory_the_delay_and_the_messages_of_many(sha
     together = program.updates_together
     held = most_messages(program, common_step=together, in_flight=in_flight, weights=weights)
     assert list(messages(shape, SIZES)) == held
+
+
+@given(
+    st.sampled_from([name for name, schedule in schedules.FAMILY.items() if schedule.can_shard_head]),
+    st.integers(2, 6),
+    st.integers(1, 16),
+    st.integers(0, 10),
+)
+def test_with_shards_of_the_head_a_rank_holds_one_more_forward(name, stages, microbatches, half):
+    """What `most_blocks` takes for granted, of a block whose micro-batch has 10 bytes, and `half` between the
+    halves of a backward."""
+
+    def moments(*, shard_head: bool) -> list[frozenset[Moment]]:
+        options: dict[str, int] = {}
+        if "delay" in schedules.FAMILY[name].options:
+            options["delay"] = schedules.smallest_delay(
+                name, stages=stages, microbatches=microbatches, shard_head=shard_head
+            )
+        shape = Shape(name, stages, microbatches, tuple(options.items()), shard_head, False, False, False)
+        try:
+            return list(represented(shape).course.moments)
+        except schedules.ScheduleError:
+            assume(False)
+            raise
+
+    for plain, sharded in zip(moments(shard_head=False), moments(shard_head=True), strict=True):
+        of_blocks = len(next(iter(plain)).counts)  # behind them are those of the shard
+        least = max(
+            min(
+                10 * (wholes + (wholes > 0 and wholes + halves < microbatches)) + half * halves
+                for wholes, halves in moment.counts
+            )
+            for moment in plain
+        )
+        assert least <= max(
+            min(10 * wholes + half * halves for wholes, halves in moment.counts[:of_blocks])
+            for moment in sharded
+        )
