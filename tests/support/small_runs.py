@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from schedules import FAMILY
 from stages.comm.process import Process, connected
@@ -315,3 +316,17 @@ def spoil_gradients(
 
 def newest_version(weights: WeightVersions) -> int:
     return max(replica.version for replica in weights.replicas)
+
+
+class Operators(TorchDispatchMode):
+    """Within its block, calls `note` after each operator."""
+
+    def note(self, operator: Any, given: tuple[Any, ...], out: Any) -> None:
+        raise NotImplementedError
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.note(func, args, out)
+        return out

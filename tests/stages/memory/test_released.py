@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.operators import Operators
-from support.small_runs import Rows, small_config, with_experts
+from support.small_runs import Operators, Rows, small_config, with_experts
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 

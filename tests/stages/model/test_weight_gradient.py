@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.operators import Operators
-from support.small_runs import Rows, ranks_of, small_config, with_experts
+from support.small_runs import Operators, Rows, ranks_of, small_config, with_experts
 from torch import Tensor
 
 from stages.config.run_config import RunConfig

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.operators import Operators
 from support.single_process import batches
 from support.small_runs import (
     FAILS_COMPILED_IN_FLOAT64,
+    Operators,
     Rows,
     compiles_float64,
     ranks_of,

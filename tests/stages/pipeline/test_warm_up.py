@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.operators import Operators
-from support.small_runs import ranks_of, small_config
+from support.small_runs import Operators, ranks_of, small_config
 from support.training_cases import named
 from torch import Tensor
 
