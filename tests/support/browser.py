@@ -102,13 +102,6 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def screenshot(self, file: Path) -> None:
-        """Write the whole page as PNG."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
-        file.write_bytes(base64.b64decode(shot["data"]))
-
     def print(self, file: Path) -> None:
         """Write the printed page as PDF."""
         file.write_bytes(base64.b64decode(self.call("Page.printToPDF", printBackground=False)["data"]))

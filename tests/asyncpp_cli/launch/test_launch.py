@@ -35,8 +35,6 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State
 from asyncpp_cli.sites.resources import import_path, import_path_in_bash
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
-
 
 def starts(run: Run) -> int:
     return sum(json.loads(line)["kind"] == "start" for line in run.metrics_file.read_text().splitlines())

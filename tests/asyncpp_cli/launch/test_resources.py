@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from math import inf
 from pathlib import Path
 
@@ -74,7 +73,6 @@ def test_a_launch_says_that_processes_share_a_gpu_and_a_run_that_it_has_none(
         assert logs.count("finds no GPU: this run trains on the CPU") == 1
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.slow
 def test_a_cell_of_two_data_ranks_is_launched_on_two_processes(tmp_path: Path) -> None:
     (run,) = sweep(tmp_path / "e", *SMALL, "parallel.stages=1", "parallel.data=2").runs
