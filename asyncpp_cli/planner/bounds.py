@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import starmap
+from itertools import accumulate, starmap
 from math import inf
 from operator import add, lt
 from typing import NamedTuple
@@ -96,6 +96,9 @@ def least_seconds(
     # Halves of blocks that a rank has at least.
     least = [2 * chunks - 1 - min(2, 2 * chunks - 1) * (rank == head_rank) for rank in range(ranks)]
 
+    # Of all ranks behind one.
+    least_after = list(accumulate(least[::-1], initial=0))[-2::-1]
+
     # The halves of a stage are blocks' worth, but for one.
     allowed = [2 * layers] * ranks
     if most_blocks is not None:
@@ -120,7 +123,7 @@ def least_seconds(
             count = min(count, most(reducing, *unhidden), allowed[rank])
             if count < least[rank]:
                 return False
-            count = min(count, 2 * layers - total - sum(least[rank + 1 :]))
+            count = min(count, 2 * layers - total - least_after[rank])
             total += count
             if fills:
                 of_stage = count if chunks == 1 else max(1, count // chunks - 2)
