@@ -7,11 +7,11 @@ Ranks run in network namespaces of their own, each with one link to a bridge, bo
 `--rates` Mbit/s (tc's tbf). Compute is emulated: a block sleeps a known time for each sequence, twice as long
 backward, so that several ranks can be measured on few cores; weights, gradients and messages are real, in
 float32. There is no update. At each rate and batch the arms take turns over `--rounds` rounds. `planned` is
-what the closed forms of the planner make of these times, of messages by bytes and rate, and of what a gather
-and a reduction of a block's weights take by themselves, which are two further arms; of those it is bytes and
-rate. Over gloo a host waits for each exchange of fully_shard, so nothing of it is hidden, and a
-reduce-scatter sends what an all-reduce does. With `--local-steps H` an arm `local` is data parallelism that
-averages the weights every H steps. Needs root, ip(8) and tc(8).
+what the closed forms of the planner make of these times, and of what a gather and a reduction of a block's
+weights take by themselves, which are two further arms; messages go at the rate of the gather. Of these two
+arms it is bytes and rate. Over gloo a host waits for each exchange of fully_shard, so nothing of it is
+hidden, and a reduce-scatter sends what an all-reduce does. With `--local-steps H` an arm `local` is data
+parallelism that averages the weights every H steps. Needs root, ip(8) and tc(8).
 """
 
 from __future__ import annotations
@@ -184,7 +184,9 @@ def planned(
     options: argparse.Namespace, batch: int, exchanges: dict[str, float], *, rate: float
 ) -> dict[str, float]:
     """Seconds by arm; `exchanges`: those of a block by themselves."""
-    per_second, width = rate * 1e6 / 8, 4
+    width = 4
+    gathered = options.values * width * (1 - 1 / options.ranks)
+    per_second = gathered / exchanges["gather"]
     size = batch // options.microbatches
     compute = options.sequence_ms / 1e3 * batch / options.ranks
     seconds = {}
@@ -213,8 +215,8 @@ def planned(
         # Over gloo a reduction is an all-reduce.
         averaging = options.layers * exchanges["reduce"]
         seconds["local"] = 3 * options.layers * compute + averaging / options.local_steps
-    gathered = options.values * width * (1 - 1 / options.ranks) / per_second
-    return seconds | {"gather": gathered, "reduce": 2 * gathered}
+    nominal = gathered / (rate * 1e6 / 8)
+    return seconds | {"gather": nominal, "reduce": 2 * nominal}
 
 
 @contextmanager
