@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
-from operator import attrgetter
 
 from schedules.actions import Action, Op, Program
 from schedules.dependencies import steps_to_agree, version_awaited
-from schedules.messages import Channel, Kind, channel_ends
+from schedules.messages import Channel, channel_ends, is_local
 
 UNACKNOWLEDGED = 8
 """Most sends in flight between two ranks, of a kind, that no message from the receiver acknowledges, as in a
@@ -54,23 +52,29 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
         channel_capacity: Messages of a kind between two ranks before their sender must wait; None: any
             number.
     """
-    num_stages = program.num_stages
-    traffic = _traffic(program)
-    ends = {
-        key: tuple([traffic[channel] for channel in channels] for channels in both)
-        for key, both in channel_ends(program).items()
-    }
+    num_stages, rank_of_stage = program.num_stages, program.rank_of_stage
+    ends = channel_ends(program)
     position = [0] * program.num_ranks
-    unsent: list[list[_Traffic]] = [[] for _ in range(program.num_ranks)]
+    # Messages of a channel come in one order at both ends, so counting the unread ones says which are there.
+    unread = {channel: 0 for receives, _ in ends.values() for channel in receives}
+    links = {
+        channel: (rank_of_stage[channel.source], rank_of_stage[channel.destination], channel.kind)
+        for channel in unread
+    }
+    in_flight = dict.fromkeys(links.values(), 0)
+    unsent: list[list[Channel]] = [[] for _ in range(program.num_ranks)]
     runnable = deque(range(program.num_ranks))
     queued = [True] * program.num_ranks
     update = Op.UPDATE
     written = [program.initial_versions[-1]] * num_stages
     complete = written[0]  # the newest version that all stages have the gradient of
     awaiting_update: set[int] = set()
-    lag, together = steps_to_agree(program), program.updates_together
+    lag = steps_to_agree(program)
 
-    def wake(rank: int) -> None:
+    def wake(stage: int) -> None:
+        wake_rank(rank_of_stage[stage])
+
+    def wake_rank(rank: int) -> None:
         if not queued[rank]:
             queued[rank] = True
             runnable.append(rank)
@@ -83,79 +87,46 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
         while True:
             waiting = unsent[rank]
             while waiting:
-                each = waiting[0]
-                if each.crosses and channel_capacity is not None and each.link[0] >= channel_capacity:
+                channel = waiting[0]
+                link = links[channel]
+                full = channel_capacity is not None and in_flight[link] >= channel_capacity
+                if full and not is_local(channel, program):
                     break
-                each.unread += 1
-                each.link[0] += 1
+                unread[channel] += 1
+                in_flight[link] += 1
                 waiting.pop(0)
-                wake(each.receiver)
+                wake(channel.destination)
             if waiting:
                 break
             if place == len(actions):
                 break
             action = actions[place]
-            if version_awaited(action, program, common_step=together, lag=lag) > complete:
+            if version_awaited(action, program, common_step=program.updates_together, lag=lag) > complete:
                 awaiting_update.add(rank)
                 break
             receives, sends = ends[action.stage, action.op]
-            if not all(map(_UNREAD, receives)):
+            if not all(map(unread.__getitem__, receives)):
                 break
-            for each in receives:
-                each.unread -= 1
-                each.link[0] -= 1
-                if each.crosses and channel_capacity is not None:
-                    wake(each.sender)
+            for channel in receives:
+                unread[channel] -= 1
+                in_flight[links[channel]] -= 1
+                if channel_capacity is not None:
+                    wake(channel.source)
             if action.op is update:
                 written[action.stage] = action.version
                 if min(written) > complete:
                     complete = min(written)
                     for blocked in awaiting_update:
-                        wake(blocked)
+                        wake_rank(blocked)
                     awaiting_update.clear()
             place += 1
-            unsent[rank] = sends.copy()
+            unsent[rank] = list(sends)
         position[rank] = place
 
     stuck = [
         rank for rank, actions in enumerate(program.actions) if position[rank] < len(actions) or unsent[rank]
     ]
-    if not stuck:
-        return None
-    unread = {channel: each.unread for channel, each in traffic.items()}
-    left = [[each.channel for each in of_rank] for of_rank in unsent]
-    return _explain(program, position, left, unread, written, stuck[0])
-
-
-@dataclass(slots=True)
-class _Traffic:
-    """A channel in use. Its messages come in one order at both ends, so counting the unread ones says which
-    are there."""
-
-    channel: Channel
-    sender: int
-    """Rank, as is the receiver."""
-    receiver: int
-    link: list[int]
-    """Unread messages of this kind from one rank to the other, a number that channels share."""
-    unread: int = 0
-    crosses: bool = True
-    """Whether that is another rank."""
-
-
-_UNREAD = attrgetter("unread")
-
-
-def _traffic(program: Program) -> dict[Channel, _Traffic]:
-    rank_of_stage = program.rank_of_stage
-    links: dict[tuple[int, int, Kind], list[int]] = {}
-    traffic = {}
-    for receives, _ in channel_ends(program).values():
-        for channel in receives:
-            ranks = rank_of_stage[channel.source], rank_of_stage[channel.destination]
-            link = links.setdefault((*ranks, channel.kind), [0])
-            traffic[channel] = _Traffic(channel, *ranks, link, crosses=ranks[0] != ranks[1])
-    return traffic
+    return _explain(program, position, unsent, unread, written, stuck[0]) if stuck else None
 
 
 def _explain(

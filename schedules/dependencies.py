@@ -101,19 +101,20 @@ class _Link:
     kind: Kind
     sent: int = 0
     arrived: int = 0
-    """The first so many have arrived, or later ones alone."""
+    """One more than the last of them that has arrived."""
     places: dict[int, Place] = field(default_factory=dict)
-    """When receives may be posted, by number. The rest is of a rank that performs its actions, and weighted
-    where it is returned."""
+    """When receives may be posted, by number."""
     weight: int = 1
+    """Of a message; the methods return weights."""
     posted: int = 0
+    """This and what follows count messages while `_most_messages` goes through the actions of a rank."""
     consumed: int = 0
     performed: int = 0
     gone: int = 0
     """Sends known to have arrived."""
 
     def post(self, place: Place) -> int:
-        """Open the receives that may be open at `place`; returns how many."""
+        """Open the receives that may be open at `place`; returns what they weigh."""
         before = self.posted
         while self.may_post() and self.places[self.posted] <= place:
             self.posted += 1
@@ -124,13 +125,13 @@ class _Link:
         return self.posted - self.consumed < POSTED_AHEAD and self.posted < self.sent
 
     def post_until(self, number: int) -> int:
-        """Open all receives up to this one; returns how many."""
+        """Open all receives up to this one; returns what the new ones weigh."""
         new = max(0, number + 1 - self.posted)
         self.posted += new
         return new * self.weight
 
     def release(self, count: int) -> int:
-        """The first `count` sends have arrived; returns how many were not known to."""
+        """The first `count` sends have arrived; returns what those weigh that were not known to."""
         new = max(0, count - self.gone)
         self.gone += new
         return new * self.weight

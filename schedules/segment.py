@@ -95,15 +95,15 @@ def _with_updates(rank_order: Sequence[Slot]) -> list[Slot]:
 
 
 def _repeat(rank_order: list[Slot], segment: Segment) -> tuple[Action, ...]:
-    update, new = Op.UPDATE, tuple.__new__  # takes a third of the time of Action(...)
+    update = Op.UPDATE
     actions = []
     for step in range(segment.first_step, segment.first_step + segment.steps):
         offset = step * segment.microbatches
         for stage, op, microbatch in rank_order:
             if op is update:
-                actions.append(new(Action, (stage, op, NO_MICROBATCH, step + 1)))
+                actions.append(Action(stage, op, NO_MICROBATCH, step + 1))
             else:
-                actions.append(new(Action, (stage, op, microbatch + offset, step)))
+                actions.append(Action(stage, op, microbatch + offset, step))
     return tuple(actions)
 
 
@@ -224,7 +224,6 @@ def _with_versions(
 ) -> Iterator[Action]:
     """The actions of an order with the versions that they read, and the updates between them."""
     forward, input_half, update = Op.FORWARD, Op.BACKWARD_INPUT, Op.UPDATE
-    new = tuple.__new__  # takes a third of the time of Action(...)
     newest: dict[int, int] = {}
     read_by: dict[tuple[int, int], int] = {}
     for stage, op, microbatch in order:
@@ -233,7 +232,7 @@ def _with_versions(
             version = read_by[stage, microbatch] = read(microbatch, version)
         elif stashed:
             version = read_by[stage, microbatch]
-        yield new(Action, (stage, op, microbatch, version))
+        yield Action(stage, op, microbatch, version)
         if op is not forward and op is not input_half and (microbatch + 1) % interval == 0:
             newest[stage] += 1
             yield Action(stage, update, NO_MICROBATCH, newest[stage])
