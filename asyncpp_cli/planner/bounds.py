@@ -5,14 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate, starmap
 from math import inf
 from operator import add, lt
-from typing import NamedTuple
 
 import schedules
-from asyncpp_cli.planner.peak_memory import ALLOCATOR_SHARE, communicator_bytes
-from asyncpp_cli.planner.planned_memory import GB, Settings, remembered, stages_of_ranks
+from asyncpp_cli.planner.planned_memory import GB, Settings, remembered
 from asyncpp_cli.planner.representative import (
     represented,
     without_shards,
@@ -27,7 +24,10 @@ from stages.config.segments import (
     schedule_facts,
     schedule_options,
 )
-from stages.memory.estimate import lasting_bytes, mean_updated_bytes, microbatch_activations
+from stages.memory.estimate import (
+    microbatch_activations,
+    sizes,
+)
 from stages.shape.families import describe
 from stages.shape.partition import (
     StageCut,
@@ -96,9 +96,6 @@ def least_seconds(
     # Halves of blocks that a rank has at least.
     least = [2 * chunks - 1 - min(2, 2 * chunks - 1) * (rank == head_rank) for rank in range(ranks)]
 
-    # Of all ranks behind one.
-    least_after = list(accumulate(least[::-1], initial=0))[-2::-1]
-
     # The halves of a stage are blocks' worth, but for one.
     allowed = [2 * layers] * ranks
     if most_blocks is not None:
@@ -123,7 +120,7 @@ def least_seconds(
             count = min(count, most(reducing, *unhidden), allowed[rank])
             if count < least[rank]:
                 return False
-            count = min(count, 2 * layers - total - least_after[rank])
+            count = min(count, 2 * layers - total - sum(least[rank + 1 :]))
             total += count
             if fills:
                 of_stage = count if chunks == 1 else max(1, count // chunks - 2)
@@ -244,88 +241,38 @@ def least_with_times(config: RunConfig, times: StageTimes) -> float:
     return least
 
 
-def most_blocks(config: RunConfig, *, limit_gb: float, loosely: bool = False) -> list[float]:
-    """For each rank an upper bound of the blocks that it holds in `limit_gb`: of weights, gradients, what is
-    updated and activations, which are as many times those of a block; beside the communicators, and the
-    embedding and a whole head where they are.
-
-    Args:
-        config: of the run.
-        limit_gb: memory of a GPU, 10^9 bytes.
-        loosely: count weights, gradients and activations of blocks alone. What does not fit by these is
-            estimated with the run's own cut, what exceeds the memory by less with one that it may have.
+def most_blocks(config: RunConfig, *, limit_gb: float) -> list[float]:
+    """For each rank an upper bound of the blocks that it holds in `limit_gb`: of their weights, gradients and
+    activations alone, which are as many times those of a block.
 
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
-    run, parallel = represented(without_shards(config)), config.parallel
-    block, embedding, head = _of_parts(Settings(config))
-    room, ends, further, share = limit_gb * GB, {}, 0, ALLOCATOR_SHARE
-    if loosely:
-        block, share = block._replace(kept=block.gradients), 0.0
-    else:
-        room -= communicator_bytes(
-            neighbours=int(parallel.stages > 1), stages=parallel.stages, data=parallel.data
-        )
-        further = FURTHER_AHEAD * parallel.shard_head
-        # A tied matrix is there once, or in shards.
-        if not config.model.tied:
-            ends = {0: embedding} if parallel.shard_head else {0: embedding, len(run.rank_of_stage) - 1: head}
-
-    def bytes_in_flight(wholes: int, halves: int) -> int:
-        """Of a block, at least."""
-        # With shards of the head a stage that has begun, and has forwards left, is further ahead.
-        more = further * (wholes > 0 and wholes + halves < config.schedule.microbatches)
-        return (wholes + more) * block.whole + halves * block.half
-
+    run, size = represented(without_shards(config)), sizes(config)
+    spec = describe(config.model)
+    count = min(block.parameter_count for block in spec.blocks)
+    whole, half = _of_a_block(Settings(config))
     most = []
-    for stages, moments in zip(stages_of_ranks(run.rank_of_stage), run.course.moments, strict=True):
+    for rank, moments in enumerate(run.course.moments):
+        stages = [stage for stage, holder in enumerate(run.rank_of_stage) if holder == rank]
         versions = min(run.course.versions[stage] for stage in stages)
-        activations = max(min(starmap(bytes_in_flight, moment.counts)) for moment in moments)
-        left = room - sum(ends[stage].lasting(versions) for stage in stages if stage in ends)
-        most.append(max(0.0, left) / (block.lasting(versions) + (1 + share) * activations))
+        activations = max(
+            min(wholes * whole + halves * half for wholes, halves in moment.counts) for moment in moments
+        )
+        most.append(limit_gb * GB / (versions * count * size.replica + count * size.master + activations))
     return most
 
 
-class _Part(NamedTuple):
-    """Least bytes of a part of the model."""
-
-    version: int
-    """Of its weights."""
-    gradients: int
-    kept: float
-    """Of these, the master copy and the optimizer's state, as a mean over the data ranks."""
-    whole: int
-    """Of a micro-batch in flight, and of a half."""
-    half: int
-
-    def lasting(self, versions: int) -> float:
-        """Bytes without activations."""
-        return versions * self.version + self.kept
-
-
 @remembered
-def _of_parts(settings: Settings) -> tuple[_Part, _Part, _Part]:
-    """The smallest block, the embedding and the head."""
-    config = settings.config
-    halves = [range(2 * block, 2 * block + 2) for block in range(config.model.layers)]
+def _of_a_block(settings: Settings) -> tuple[int, int]:
+    """Bytes of a micro-batch in flight in a block, and of a half, at least."""
+    model = settings.config.model
+    halves = [range(2 * block, 2 * block + 2) for block in range(model.layers)]
     cuts = first_alike(
-        config.model, [StageCut(halves=of_block, has_embedding=False, has_head=False) for of_block in halves]
+        model, [StageCut(halves=of_block, has_embedding=False, has_head=False) for of_block in halves]
     )
-    blocks = [_part(config, cut) for cut in set(cuts)]
-    block = _Part(*map(min, zip(*blocks, strict=True)))
-    ends = (
-        _part(config, StageCut(halves=range(0), has_embedding=not has_head, has_head=has_head))
-        for has_head in (False, True)
-    )
-    embedding, head = ends
-    return block, embedding, head
-
-
-def _part(config: RunConfig, cut: StageCut) -> _Part:
-    least = lasting_bytes(config, cut, 1, 0, 1)
-    kept = least["gradients"] + mean_updated_bytes(config, cut)
-    return _Part(least["weights"], least["gradients"], kept, *microbatch_activations(config, cut))
+    whole, half = zip(*(microbatch_activations(settings.config, cut) for cut in set(cuts)), strict=True)
+    return min(whole), min(half)
 
 
 def in_flight(config: RunConfig) -> int:

@@ -45,7 +45,7 @@ def cuts_to_try(config: RunConfig, costs: CostModel, *, limit_gb: float | None) 
     own = own_cut_of(config)
     if limit_gb is None:
         return [own]
-    if sum(most_blocks(config, limit_gb=limit_gb, loosely=True)) < config.model.layers:
+    if sum(most_blocks(config, limit_gb=limit_gb)) < config.model.layers:
         return []
     cuts = [own] if fits(config, own, limit_gb=limit_gb) else []
     if config.parallel.cut is None:

@@ -12,7 +12,7 @@ from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.progress import shown
 from asyncpp_cli.planner.bounds import in_flight, least_seconds, least_with_times, most_blocks
 from asyncpp_cli.planner.cuts import times_if_all_fits
-from asyncpp_cli.planner.estimate import Estimate, estimate, fitting, own_estimate, step_with
+from asyncpp_cli.planner.estimate import Estimate, fitting, own_estimate, step_with
 from asyncpp_cli.planner.layouts import layouts
 from asyncpp_cli.planner.planned_memory import fits
 from asyncpp_cli.planner.representative import Shape, is_tieable
@@ -134,13 +134,8 @@ def _places(
             if layout is not None:
                 yield layout.exceeds(limit_gb), layout.step.seconds, layout
                 return
-            yield True, least, None
-            layout = own_estimate(config, costs)
-        else:
-            yield True, least, None
-            held = most_blocks(config, limit_gb=limit_gb, loosely=True)
-            hopeless = least_seconds(config, costs, most_blocks=held) == inf
-            layout = own_estimate(config, costs) if hopeless else estimate(config, costs, limit_gb=limit_gb)
+        yield True, least, None
+        layout = own_estimate(config, costs)
         yield layout.exceeds(limit_gb), layout.step.seconds, layout
     except schedules.ScheduleError:
         return

@@ -172,12 +172,6 @@ def lasting_bytes(
     }
 
 
-def mean_updated_bytes(config: RunConfig, cut: StageCut) -> float:
-    """Bytes of a stage's master copy and optimizer state, as a mean over the data ranks."""
-    of_ranks = _updated(config, stage_parameters(config.model, cut), mismatch=0)
-    return sum(master + optimizer for master, optimizer, _ in of_ranks) / len(of_ranks)
-
-
 def tied_values(model: ModelConfig, cut: StageCut) -> int:
     """Values of the matrix that a stage's head shares with the embedding of another stage."""
     tied = describe(model).tied
