@@ -4,7 +4,6 @@ over by these alone."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from math import inf
 from operator import add, lt
 
@@ -12,6 +11,7 @@ import schedules
 from asyncpp_cli.planner.planned_memory import GB, Settings, remembered
 from asyncpp_cli.planner.representative import (
     represented,
+    traits,
     without_shards,
 )
 from asyncpp_cli.planner.stage_times import CostModel, least_work, recomputing, shard_share
@@ -70,7 +70,7 @@ def least_seconds(
     first_halves = min(halves[::2]), min(halves[1::2])
     block, half, chunks = min(blocks), min(halves), schedule_facts(config).stages // ranks
     schedule = schedules.find(config.schedule.name)
-    split, in_a_v = _traits(schedule.name)
+    split, in_a_v = traits(schedule.name)
     split |= config.schedule.split
     head_rank = 0 if in_a_v else ranks - 1
     shards = config.parallel.shard_head
@@ -206,21 +206,13 @@ def _least_reductions(config: RunConfig, costs: CostModel) -> tuple[float, float
     return of_embedding, of_half, of_block
 
 
-@cache
-def _traits(name: str) -> tuple[bool, bool]:
-    """Whether a schedule of the family splits backwards, and whether its last stage is on the first rank."""
-    chunks = 2 if "chunks" in schedules.options_taken(name) else 1
-    program = schedules.build(name, stages=2, microbatches=4, steps=1, chunks=chunks)
-    return program.split_backward, program.rank_of_stage[-1] == 0
-
-
 def least_with_times(config: RunConfig, times: StageTimes) -> float:
     """A lower bound of the seconds of a step of a schedule of the family whose stages take so long: a rank
     does its work; and where a step ends before the next begins, it waits before that for the first forwards
     of the stages before it, and after that the last backwards are still to come, unless they are split."""
     member, microbatches = schedules.find(config.schedule.name), config.schedule.microbatches
     ranks, rank_of_stage = config.parallel.stages, represented(without_shards(config)).rank_of_stage
-    split = _traits(member.name)[0] or config.schedule.split
+    split = traits(member.name)[0] or config.schedule.split
     updates = 1.0
     if member.default_interval is not None:
         updates = microbatches / (config.schedule.update_interval or member.default_interval(microbatches))

@@ -16,6 +16,7 @@ from asyncpp_cli.base.progress import shown
 from asyncpp_cli.base.worker import exit_with_parent
 from asyncpp_cli.planner.estimate import Estimate, losses
 from asyncpp_cli.planner.fsdp import Sharded, best_sharded
+from asyncpp_cli.planner.kept import keeping
 from asyncpp_cli.planner.layouts import CONSIDERED, layouts
 from asyncpp_cli.planner.ranking import best_first
 from asyncpp_cli.planner.representative import Shape, delay_of
@@ -168,6 +169,7 @@ def _start_worker() -> None:
     exit_with_parent()
 
 
+@keeping()
 def _points(
     base: RunConfig,
     gpus: int,

@@ -10,13 +10,15 @@ from operator import mul
 from typing import Any, NamedTuple
 
 import schedules
+from asyncpp_cli.planner.kept import kept
 from schedules.analyze import staleness
 from schedules.catalogue import least_lead
+from schedules.costs import Costs
 from schedules.deadlock import sends_in_flight
 from schedules.dependencies import POSTED_AHEAD, most_messages
 from schedules.head_shards import EMBEDDED_AHEAD
 from schedules.messages import Kind, channels_between_ranks
-from schedules.simulate import microbatches_to_fill
+from schedules.simulate import microbatches_to_fill, seconds_between, simulate
 from stages.config.run_config import RunConfig
 from stages.config.segments import has_tied_shards, schedule_facts, schedule_options
 from stages.memory.estimate import Course, course_of, planned_on_gpu
@@ -90,9 +92,11 @@ class Represented(NamedTuple):
     course: Course
     buffers: tuple[int, ...]
     """Gradient buffers of each stage."""
+    fill: int
+    """Micro-batches with which the pipeline is full."""
 
 
-@lru_cache(maxsize=4096)
+@kept
 def represented(shape: Shape) -> Represented:
     """Analyse a short program with the same peak memory and delay as the whole run's.
 
@@ -108,6 +112,7 @@ def represented(shape: Shape) -> Represented:
         buffers=tuple(
             gradient_buffers([program], data_ranks=1 + shape.several_data_ranks, on_gpu=shape.on_gpu)
         ),
+        fill=microbatches_to_fill(program),
     )
 
 
@@ -118,6 +123,14 @@ def delay_of(shape: Shape) -> int:
         return 0
     delay = dict(shape.options).get("delay")
     return represented(shape).delay if delay is None else int(delay)
+
+
+@kept
+def traits(name: str) -> tuple[bool, bool]:
+    """Whether a schedule of the family splits backwards, and whether its last stage is on the first rank."""
+    chunks = 2 if "chunks" in schedules.options_taken(name) else 1
+    program = schedules.build(name, stages=2, microbatches=4, steps=1, chunks=chunks)
+    return program.split_backward, program.rank_of_stage[-1] == 0
 
 
 def is_tieable(shape: Shape) -> bool:
@@ -181,7 +194,7 @@ def _counts_at_most(shape: Shape) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(of_rank.values()) for of_rank in counts)
 
 
-@lru_cache(maxsize=4096)
+@kept
 def _messages(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
     program, in_flight = _program(shape), _sends_in_flight(shape)
     weights = dict(zip(Kind, sizes, strict=True))
@@ -190,7 +203,7 @@ def _messages(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
     )
 
 
-@lru_cache(maxsize=4096)
+@kept
 def _sends_in_flight(shape: Shape) -> int:
     """Sends of a kind to one rank that may wait unacknowledged."""
     return sends_in_flight(_program(shape))
@@ -232,24 +245,45 @@ STEPS_MEASURED = 12
 """Steps to average over where several are in the pipeline: long and short ones may alternate."""
 
 
-@lru_cache(maxsize=256)
-def timed_program(shape: Shape) -> tuple[schedules.Program, int, int]:
-    """A program that times a step of a schedule that is never flushed, and the steps, numbered within it,
-    between whose ends one is measured: the program that is analysed, unless steps are shorter than the fill
-    and the drain of the pipeline.
+class Span(NamedTuple):
+    """A program, and two of its steps, numbered within it, between whose ends one is measured."""
+
+    shape: Shape
+    steps: int
+    """Of the program."""
+    first: int
+    last: int
+
+
+def steady_span(shape: Shape) -> Span:
+    """What times a step of a schedule that is never flushed: the program that is analysed, with steps before
+    and after, unless its own are shorter than the fill and the drain of the pipeline.
 
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
+    if _few(shape):
+        # The second step is the first that waits for what another has updated.
+        return Span(_alone(shape), 4, 1, 2)
     ahead = dict(shape.options).get("ahead", 1)
     if shape.microbatches >= _enough(shape.stages, ahead, shard_head=shape.shard_head):
-        return _built(shape, steps=3), 0, 1
-    fill = -(-microbatches_to_fill(_program(_alone(shape))) // shape.microbatches)
+        return Span(shape, 3, 0, 1)
+    fill = -(-represented(shape).fill // shape.microbatches)
     measured = STEPS_MEASURED if fill > 1 else 2
-    return _built(shape, steps=2 * fill + 1 + measured), fill, fill + measured
+    return Span(shape, 2 * fill + 1 + measured, fill, fill + measured)
 
 
-@lru_cache(maxsize=256)
+@kept
+def seconds_of_step(span: Span, costs: Costs) -> float:
+    """Seconds of a step, as a mean over those of the span and over the ranks, by simulation.
+
+    Raises:
+        schedules.ScheduleError: the schedule cannot be built for these numbers.
+    """
+    program = _built(span.shape, steps=span.steps)
+    return seconds_between(simulate(program, costs), span.first, span.last)
+
+
 def _program(shape: Shape) -> schedules.Program:
     if shape.name in schedules.FAMILY and schedules.is_synchronous(shape.name):
         return _built(shape, steps=1)
@@ -263,6 +297,7 @@ def _lead(shape: Shape) -> int:
     return int(dict(shape.options).get("ahead", 1)) * shape.stages + shape.shard_head
 
 
+@lru_cache(maxsize=256)
 def _built(shape: Shape, *, steps: int) -> schedules.Program:
     options = dict(shape.options)
     return schedules.build(

@@ -12,14 +12,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from operator import add, itemgetter, sub
 from statistics import fmean
 
 import schedules
-from asyncpp_cli.planner.representative import STEPS_MEASURED, Shape, timed_program
+from asyncpp_cli.planner.kept import kept
+from asyncpp_cli.planner.representative import (
+    STEPS_MEASURED,
+    Shape,
+    Span,
+    seconds_of_step,
+    steady_span,
+    traits,
+)
 from schedules.costs import Costs
-from schedules.simulate import seconds_between, simulate, throughput
+from schedules.simulate import simulate, throughput
 from stages.config.run_config import RunConfig
 
 FLUSHED_ROUNDS = 3
@@ -116,8 +123,7 @@ def step_time(
     if schedule.default_interval is not None:
         updates = microbatches // (update_interval or schedule.default_interval(microbatches))
     if schedule.synchronous:
-        short = min(microbatches, 2 * stages)
-        split = _two_steps(name, ranks=ranks, microbatches=short, chunks=chunks).split_backward
+        split, _ = traits(name)
         if chunks > 1 and microbatches % ranks == 0:
             seconds = _interleaved_step(name, times, rounds=microbatches // ranks, chunks=chunks)
         else:
@@ -204,6 +210,7 @@ def _unflushed_step(
     return seconds + (microbatches - played) * further
 
 
+@kept
 def _played_step(
     times: StageTimes, *, microbatches: int, interval: int, ahead: int, delay: int | None
 ) -> float:
@@ -266,23 +273,29 @@ def _interleaved_step(name: str, times: StageTimes, *, rounds: int, chunks: int)
 def _flushed_step(name: str, times: StageTimes, *, microbatches: int, chunks: int) -> float:
     """Seconds of a synchronous step: the second of two."""
     ranks = len(times.forward) // chunks
-    program = _two_steps(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
-    return seconds_between(simulate(program, _costs(times, program)), 0, 1)
+    span = _two_steps(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
+    return _seconds(span, times, split=traits(name)[0])
 
 
-@lru_cache(maxsize=256)
 def _two_steps(
     name: str, *, ranks: int, microbatches: int, chunks: int, shard_head: bool = False, tied: bool = False
-) -> schedules.Program:
-    return schedules.build(
-        name,
+) -> Span:
+    """The second of two synchronous steps."""
+    shape = Shape(
+        name=name,
         stages=ranks,
         microbatches=microbatches,
-        steps=2,
-        chunks=chunks,
+        options=(("chunks", chunks),),
         shard_head=shard_head,
-        tied=tied and shard_head,
+        tied_shards=tied and shard_head,
+        several_data_ranks=False,
+        on_gpu=False,
     )
+    return Span(shape, steps=2, first=0, last=1)
+
+
+def _seconds(span: Span, times: StageTimes, *, split: bool) -> float:
+    return seconds_of_step(span, _costs(times, ranks=span.shape.stages, split=split))
 
 
 def simulated_step(program: schedules.Program, times: StageTimes) -> StepTime:
@@ -291,7 +304,8 @@ def simulated_step(program: schedules.Program, times: StageTimes) -> StepTime:
     Raises:
         ValueError: the program has too few steps (see `schedules.simulate.steps_to_measure`).
     """
-    measured = throughput(simulate(program, _costs(times, program)))
+    costs = _costs(times, ranks=program.num_ranks, split=program.split_backward)
+    measured = throughput(simulate(program, costs))
     return StepTime(seconds=measured.step_time, bubble=measured.bubble)
 
 
@@ -306,29 +320,30 @@ def unflushed_step(config: RunConfig, times: StageTimes) -> StepTime:
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
-    program, first, last = timed_program(Shape.of(config))
+    span = steady_span(Shape.of(config))
     member, microbatches = schedules.find(config.schedule.name), config.schedule.microbatches
-    further = microbatches - program.microbatches
+    split = config.schedule.split or traits(member.name)[0]
+    further = microbatches - span.shape.microbatches
     interval = microbatches
     if member.default_interval is not None:
         interval = config.schedule.update_interval or member.default_interval(microbatches)
 
     def played(times: StageTimes) -> float:
-        return seconds_between(simulate(program, _costs(times, program)), first, last)
+        return _seconds(span, times, split=split)
 
     if not further:
         seconds = played(times)
     elif interval < microbatches:
-        seconds = played(times) * microbatches / program.microbatches
+        seconds = played(times) * microbatches / span.shape.microbatches
     else:
         none = (0.0,) * len(times.update)
-        each = played(replace(times, update=none, reduction=none)) / program.microbatches
+        each = played(replace(times, update=none, reduction=none)) / span.shape.microbatches
         # Where stages update together, they hide a reduction.
         hidden = further * each * member.updates_together
         reduction = tuple(max(0.0, seconds - hidden) for seconds in times.reduction)
         seconds = played(replace(times, reduction=reduction)) + further * each
     updates = microbatches // interval
-    busy = microbatches * times.of_microbatch(split=program.split_backward) + updates * sum(times.update)
+    busy = microbatches * times.of_microbatch(split=split) + updates * sum(times.update)
     return StepTime(seconds=seconds, bubble=max(0.0, 1 - busy / config.parallel.stages / seconds))
 
 
@@ -342,11 +357,13 @@ def sharded_step(config: RunConfig, times: StageTimes) -> StepTime:
     """
     schedule, ranks, tied = config.schedule, config.parallel.stages, config.model.tied
     chunks = schedule.chunks if "chunks" in schedules.options_taken(schedule.name) else 1
-    of_program = {"ranks": ranks, "chunks": chunks, "shard_head": True, "tied": tied}
+    split, _ = traits(schedule.name)
 
     def played(count: int) -> float:
-        program = _two_steps(schedule.name, microbatches=count, **of_program)
-        return seconds_between(simulate(program, _costs(times, program)), 0, 1)
+        span = _two_steps(
+            schedule.name, ranks=ranks, microbatches=count, chunks=chunks, shard_head=True, tied=tied
+        )
+        return _seconds(span, times, split=split)
 
     rounds = max(FLUSHED_SHARDED_ROUNDS, -(-FLUSHED_MICROBATCHES // ranks))
     last, simulated, microbatches = ROUNDS_EXTRAPOLATED * ranks, schedule.microbatches, schedule.microbatches
@@ -356,16 +373,14 @@ def sharded_step(config: RunConfig, times: StageTimes) -> StepTime:
     seconds = played(simulated)
     if simulated < microbatches:
         seconds += (microbatches - simulated) / last * (seconds - played(simulated - last))
-    split = _two_steps(schedule.name, microbatches=simulated, **of_program).split_backward
     busy = (microbatches * times.of_microbatch(split=split) + sum(times.update)) / ranks
     return StepTime(seconds=seconds, bubble=max(0.0, 1 - busy / seconds))
 
 
-def _costs(times: StageTimes, program: schedules.Program) -> Costs:
+def _costs(times: StageTimes, *, ranks: int, split: bool) -> Costs:
     # A stage sends a message forward and one back for each micro-batch.
-    busy = 2 * times.message >= BUSY_LINK * fmean(times.whole(split=program.split_backward))
-    several = program.num_stages > program.num_ranks
-    shared = busy and several and not program.head_shards
+    busy = 2 * times.message >= BUSY_LINK * fmean(times.whole(split=split))
+    shared = busy and len(times.forward) > ranks and not times.head
     latency = 0.0 if shared else times.message
     return Costs(
         forward=times.forward,
