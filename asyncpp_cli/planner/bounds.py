@@ -10,13 +10,13 @@ from operator import add, lt
 import schedules
 from asyncpp_cli.planner.planned_memory import GB, Settings, remembered
 from asyncpp_cli.planner.representative import (
+    least_lead,
     represented,
     traits,
     without_shards,
 )
 from asyncpp_cli.planner.stage_times import CostModel, least_work, recomputing, shard_share
 from asyncpp_cli.planner.step_time import StageTimes
-from schedules.catalogue import least_lead
 from schedules.head_shards import FURTHER_AHEAD
 from stages.config.run_config import RunConfig
 from stages.config.segments import (

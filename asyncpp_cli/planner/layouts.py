@@ -10,6 +10,7 @@ import schedules
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.planner.balance import efficiency
 from asyncpp_cli.planner.cuts import WORTH_A_CUT
+from asyncpp_cli.planner.representative import smallest_delay
 from asyncpp_cli.runs.settings import copy_of
 from stages.config.limits import ConfigError
 from stages.config.run_config import RunConfig
@@ -135,9 +136,7 @@ def _variants(
                 continue
             for split in (False, True) if "split" in schedule.options else (False,):
                 delays = [
-                    schedules.smallest_delay(
-                        name, stages=stages, microbatches=microbatches, ahead=ahead, split=split
-                    )
+                    smallest_delay(name, stages=stages, microbatches=microbatches, ahead=ahead, split=split)
                     for ahead in (1, FURTHER_AHEAD)
                 ]
                 aheads = [1]
@@ -177,7 +176,7 @@ def layout(
         name: option.run_default for name, option in schedules.OPTIONS.items() if not option.shared
     } | own
     config.schedule = replace(base.schedule, name=name, microbatches=microbatches, **options)
-    config.schedule.delay = schedules.smallest_delay(
+    config.schedule.delay = smallest_delay(
         name, stages=stages, microbatches=microbatches, shard_head=shard_head, **schedule_options(config)
     )
     config.parallel = replace(base.parallel, stages=stages, data=data, cut=None, shard_head=shard_head)

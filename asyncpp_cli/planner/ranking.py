@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from itertools import chain, islice
 from math import inf
 
@@ -12,7 +13,7 @@ from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.progress import shown
 from asyncpp_cli.planner.bounds import in_flight, least_seconds, least_with_times, most_blocks
 from asyncpp_cli.planner.cuts import times_if_all_fits
-from asyncpp_cli.planner.estimate import Estimate, fitting, own_estimate, step_with
+from asyncpp_cli.planner.estimate import Estimate, estimate, fitting, own_estimate, step_with
 from asyncpp_cli.planner.layouts import layouts
 from asyncpp_cli.planner.planned_memory import fits
 from asyncpp_cli.planner.representative import Shape, is_tieable
@@ -34,16 +35,20 @@ def ranked(
     costs: CostModel,
     limit_gb: float,
     wanted: Callable[[RunConfig], bool] = lambda config: True,
+    all_of_them: bool = False,
 ) -> Iterator[Estimate]:
     """Estimates of every possible layout: those that fit first, then by step time, delay and memory. `wanted`
-    is that of `best_first`.
+    is that of `best_first`; `all_of_them`: every one will be asked for, which then takes less time.
 
     Raises:
         UserError: no layout is possible.
     """
     configs = layouts(base, gpus=gpus, tokens_per_step=tokens_per_step, names=names)
-    estimates = best_first(configs, costs=costs, limit_gb=limit_gb, wanted=wanted)
     with shown("comparing layouts"):  # the others take a fraction of the first one's time
+        if all_of_them:
+            estimates = iter(all_in_order(configs, costs=costs, limit_gb=limit_gb))
+        else:
+            estimates = best_first(configs, costs=costs, limit_gb=limit_gb, wanted=wanted)
         first = next(estimates, None)
     if first is None and base.model.tied:
         raise UserError(
@@ -139,6 +144,16 @@ def _places(
         yield layout.exceeds(limit_gb), layout.step.seconds, layout
     except schedules.ScheduleError:
         return
+
+
+def all_in_order(configs: Iterable[RunConfig], *, costs: CostModel, limit_gb: float) -> list[Estimate]:
+    """All that `best_first` yields, in its order: each is estimated, so no bounds are computed."""
+    found = []
+    for config in configs:
+        with suppress(schedules.ScheduleError):
+            if _possible(config):
+                found.append(estimate(config, costs, limit_gb=limit_gb))
+    return sorted(found, key=lambda one: (one.exceeds(limit_gb), one.step.seconds, one.delay, one.memory_gb))
 
 
 class _Memory:

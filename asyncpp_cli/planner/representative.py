@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import schedules
 from asyncpp_cli.planner.kept import kept
 from schedules.analyze import staleness
-from schedules.catalogue import least_lead
 from schedules.costs import Costs
 from schedules.deadlock import sends_in_flight
 from schedules.dependencies import POSTED_AHEAD, most_messages
 from schedules.head_shards import EMBEDDED_AHEAD
 from schedules.messages import Kind, channels_between_ranks
+from schedules.segment import delay_for_lead
 from schedules.simulate import microbatches_to_fill, seconds_between, simulate
 from stages.config.run_config import RunConfig
 from stages.config.segments import has_tied_shards, schedule_facts, schedule_options
@@ -123,6 +123,18 @@ def delay_of(shape: Shape) -> int:
         return 0
     delay = dict(shape.options).get("delay")
     return represented(shape).delay if delay is None else int(delay)
+
+
+def smallest_delay(
+    name: str, *, stages: int, microbatches: int, shard_head: bool = False, **options: Any
+) -> int:
+    """As `schedules.smallest_delay`, remembered."""
+    lead = least_lead(name, stages=stages, shard_head=shard_head, **options)
+    return 1 if lead is None else delay_for_lead(lead=lead, microbatches=microbatches)
+
+
+least_lead = kept(schedules.catalogue.least_lead)
+"""As the function of that name: for a schedule in a V it takes a search."""
 
 
 @kept

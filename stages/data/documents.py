@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from stages.config.run_config import DataConfig
 from stages.data.dataset import Corpus, Source, find_corpus
 from stages.data.shards import Tokens
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 MOST_WINDOWS = 1024
@@ -39,6 +38,8 @@ def documents_in(tokens: np.ndarray, *, end_of_document: int) -> tuple[np.ndarra
 
     A document ends behind its end-of-document token, and at the end of a sequence.
     """
+    import numpy as np
+
     batch, context = tokens.shape
     begins = np.ones(tokens.shape, dtype=bool)
     begins[:, 1:] = tokens[:, :-1] == end_of_document
@@ -58,6 +59,8 @@ def attention_share(corpus: Corpus, *, context: int) -> float | None:
     The mean over up to 1,024 windows, spread evenly over the tokens; of a mixture, over as many of each
     source, by its share.
     """
+    import numpy as np
+
     if corpus.end_of_document is None:
         return None
     tokens = Tokens(corpus.train)

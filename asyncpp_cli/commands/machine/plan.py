@@ -234,6 +234,7 @@ def plan(
         costs=order.costs,
         limit_gb=order.limit_gb,
         wanted=wanted,
+        all_of_them=as_json,
     )
     if base.note:
         say(base.note)
