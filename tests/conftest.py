@@ -113,6 +113,14 @@ def chance(request: pytest.FixtureRequest) -> random.Random:
     return random.Random(f"{os.environ[SEED]} {request.node.nodeid}")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is kept of data and plans is kept in a folder of the session, not in that of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASYNCPP_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 HANDLERS = {number: signal.getsignal(number) for number in HANDLED}
 """Those of the session's start."""

@@ -7,7 +7,15 @@ from functools import cache, cached_property, lru_cache, partial
 from math import inf
 
 from asyncpp_cli.planner.bounds import most_blocks
-from asyncpp_cli.planner.planned_memory import GB, MOST, fits, held_by_rank, message_sizes, parts_of_stages
+from asyncpp_cli.planner.planned_memory import (
+    GB,
+    MOST,
+    OF_ACTIONS,
+    fits,
+    held_by_rank,
+    message_sizes,
+    parts_of_stages,
+)
 from asyncpp_cli.planner.representative import (
     Shape,
     messages,
@@ -146,7 +154,7 @@ class _Room:
         self.two_dense = self._held_by([2] * stages, dense=True) if dense else self.two_blocks
 
     def _held_by(self, sizes: Sequence[float], *, dense: bool = False) -> list[dict[str, int]]:
-        return parts_of_stages(_alike(self.config, dense=dense), sizes)
+        return [_summed(parts) for parts in parts_of_stages(_alike(self.config, dense=dense), sizes)]
 
     @cached_property
     def _shifted(self) -> list[dict[str, int]]:
@@ -199,6 +207,17 @@ class _Room:
                 total += within * divided + half * more
             held[kind] = min(total, MOST.get(kind, inf))
         return held
+
+
+def _summed(parts: dict[str, int]) -> dict[str, int]:
+    """Parts of a stage, with one for all that lasts and has no bound."""
+    summed = {"lasting": 0}
+    for kind, size in parts.items():
+        if kind in OF_ACTIONS or kind in MOST:
+            summed[kind] = size
+        else:
+            summed["lasting"] += size
+    return summed
 
 
 Work = tuple[float, ...]

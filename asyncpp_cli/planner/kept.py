@@ -9,7 +9,7 @@ may lose what it has found. A damaged file counts as none.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache, wraps
 from pathlib import Path
@@ -90,7 +90,8 @@ def keeping() -> Iterator[None]:
     if _open or folder is None:
         yield
         return
-    _open.append(_Facts(folder / _name(_version_of_code())))
+    packages = (Path(file).parent for file in (schedules.__file__, stages.__file__, __file__))
+    _open.append(_Facts(folder / _name(_version_of(packages))))
     try:
         yield
     finally:
@@ -118,10 +119,10 @@ def _name(version: str) -> str:
     return f"plans-{version}.facts"
 
 
-def _version_of_code() -> str:
-    """A digest of all code that facts may depend on."""
+def _version_of(packages: Iterable[Path]) -> str:
+    """A digest of their code, all that facts may depend on."""
     digest = _DIGEST()
-    for package in (schedules.__file__, stages.__file__, __file__):
-        for file in sorted(Path(package).parent.rglob("*.py")):
+    for package in packages:
+        for file in sorted(package.rglob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

@@ -101,21 +101,23 @@ def held_by_rank(parts: Mapping[int, Mapping[str, float]], run: Represented, ran
         for (wholes, halves), (whole, half) in zip(slots or counts, of_microbatch, strict=True):
             activations += wholes * whole + halves * half
         recomputed = parts[stage]["recomputed"] if op is Op.BACKWARD else 0.0
-        within = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.UPDATE: "update"}[op]
-        temporary = pools + (beside if op is Op.UPDATE and beside else parts[stage][within] + beside)
+        temporary = pools + (beside if op is Op.UPDATE and beside else parts[stage][_TAKEN_BY[op]] + beside)
         # Of equal ones always the same: moments come in any order.
         held = activations + recomputed + temporary, activations, recomputed
         if held > most:
             most = held
             fullest = {"activations": activations, "recomputed": recomputed, "temporary": temporary}
-    kinds = {kind: sum(of_stage[kind] for of_stage in parts.values()) for kind in _LASTING}
+    kinds: dict[str, float] = {}
+    for of_stage in parts.values():
+        for kind, size in of_stage.items():
+            if kind not in OF_ACTIONS:
+                kinds[kind] = kinds.get(kind, 0) + size
     return kinds | fullest | {"allocator": allocator_bytes(sum(fullest.values()))}
 
 
-_LASTING = (
-    *("weights", "master", "gradients", "optimizer", "correction"),
-    *("messages", "reduction", "communicators"),
-)
+_TAKEN_BY = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.UPDATE: "update"}
+OF_ACTIONS = frozenset(("whole", "half", "slot", "recomputed", *_TAKEN_BY.values()))
+"""Parts of a stage that an action takes or keeps; the others last."""
 
 
 def parts_of_stages(config: RunConfig, sizes: Sequence[float]) -> list[dict[str, int]]:

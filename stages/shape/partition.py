@@ -292,12 +292,16 @@ def fitting_cut(
         None where there is no such cut.
     """
 
+    near = 1
+
     def most(stage: int, odd: bool) -> int:
         """The most items that fit."""
+        nonlocal near
         if fits is None:
             return items
-        numbers = range(1, items // step + 1)
-        return step * bisect_left(numbers, True, key=lambda n: not fits(stage, n * step, odd))
+        # The stage before has room for about as many.
+        near = _first_number(lambda n: not fits(stage, n * step, odd), end=items // step + 1, near=near)
+        return step * (near - 1)
 
     odds = (False, True)[: 2 // step]
     least = [0 if may_be_empty and stage == stages - 1 else step for stage in range(stages)]
@@ -323,6 +327,19 @@ def fitting_cut(
         if cut is not None:
             return cut
     return None
+
+
+def _first_number(holds: Callable[[int], bool], *, end: int, near: int) -> int:
+    """The first number from 1 that `holds`, as all after it do, or else `end`; from `near` on, in steps that
+    double."""
+    low, high, step = 1, end, 1
+    while low <= near < high:
+        if holds(near):
+            high, near = near, near - step
+        else:
+            low, near = near + 1, near + step
+        step *= 2
+    return bisect_left(range(high), True, low, high, key=holds)
 
 
 def _number_until(row: Sequence[float], limit: float) -> int:
