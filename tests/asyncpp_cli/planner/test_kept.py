@@ -74,9 +74,14 @@ def test_outside_of_a_plan_nothing_is_kept(folder: Path) -> None:
 
 def test_what_was_found_before_an_interruption_is_kept() -> None:
     square, _ = squares()
-    with pytest.raises(KeyboardInterrupt), keeping():
+
+    @keeping()
+    def interrupted() -> None:
         square(3.0)
         raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert computed_by_another_process(3.0) == []
 
 
@@ -153,6 +158,9 @@ def test_other_code_finds_its_own_facts_and_old_files_go(
     assert len(names) == kept_module.VERSIONS + 1
 
 
+KEPT = ("represented", "_messages", "_sends_in_flight", "traits", "least_lead", "seconds_of_step")
+
+
 def facts_of(config: RunConfig) -> list[Any]:
     """All kinds of facts that a plan keeps."""
     shape = Shape.of(config)
@@ -177,7 +185,7 @@ def test_facts_of_programs_are_the_same_from_disk(folder: Path, monkeypatch: pyt
     ]
 
     def forget() -> None:
-        for name in ("represented", "_messages", "_sends_in_flight", "traits", "least_lead", "seconds_of_step"):
+        for name in KEPT:
             cast(Any, getattr(representative, name)).cache_clear()
 
     forget()
