@@ -8,7 +8,8 @@ from math import inf
 from operator import add, lt
 
 import schedules
-from asyncpp_cli.planner.planned_memory import GB, Settings, remembered
+from asyncpp_cli.planner.alike import Settings, remembered
+from asyncpp_cli.planner.planned_memory import GB
 from asyncpp_cli.planner.representative import (
     least_lead,
     represented,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, pairwise
 
+from asyncpp_cli.planner.alike import Settings, alike_cuts, remembered
 from asyncpp_cli.planner.peak_memory import (
     allocator_bytes,
     backward_bytes,
@@ -36,7 +37,6 @@ from stages.memory.estimate import (
 )
 from stages.shape.partition import (
     StageCut,
-    first_alike,
     owned_members,
     stage_parameters,
 )
@@ -124,7 +124,11 @@ def parts_of_stages(config: RunConfig, sizes: Sequence[float]) -> list[dict[str,
     """Bytes of each stage: by kind what lasts, `whole` and `half` of a micro-batch in flight, and what a
     forward, a backward and an update take for themselves. Its first stage has what a rank needs once."""
     run = represented(Shape.of(config))
-    settings, cuts, rank_of_stage = Settings(config), _alike_cuts(config, sizes), run.rank_of_stage
+    settings, cuts, rank_of_stage = (
+        Settings(config),
+        alike_cuts(config, layout_cuts(config, sizes)),
+        run.rank_of_stage,
+    )
     parts: list[dict[str, int]] = []
     known: dict[tuple[int, ...], dict[str, int]] = {}  # most stages are alike
     stages_of, neighbours = stages_of_ranks(rank_of_stage), _neighbours(config, rank_of_stage)
@@ -143,44 +147,6 @@ def parts_of_stages(config: RunConfig, sizes: Sequence[float]) -> list[dict[str,
             known[id(cut), *facts] = own
         parts.append(own | of_rank)
     return parts
-
-
-def _alike_cuts(config: RunConfig, sizes: Sequence[float]) -> list[StageCut]:
-    """For each stage, one with as many halves of each kind and the same ends of the model: without experts
-    the one that begins as early as it can, so that it is the same in many layouts."""
-    cuts = first_alike(config.model, layout_cuts(config, sizes))
-    if config.model.experts:
-        return cuts
-    first = {
-        id(cut): replace(cut, halves=range(cut.halves.start % 2, cut.halves.start % 2 + len(cut.halves)))
-        for cut in {id(cut): cut for cut in cuts}.values()
-    }
-    return [first[id(cut)] for cut in cuts]
-
-
-class Settings:
-    """A configuration as key of a cache: equal to others that differ in schedule, stages and cut alone."""
-
-    _GEOMETRY = ("stages", "cut", "shard_head")
-
-    def __init__(self, config: RunConfig) -> None:
-        self.config = config
-        own = (config.model, config.data, config.train, config.error_feedback, config.correction, config.site)
-        values = [value for section in (*own, config.optimizer) for value in vars(section).values()]
-        self._key = (
-            *(repr(value) if isinstance(value, dict | list) else value for value in values),
-            *(value for name, value in vars(config.parallel).items() if name not in self._GEOMETRY),
-        )
-        self._hash = hash(self._key)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Settings) and self._key == other._key
-
-
-remembered = lru_cache(maxsize=4096)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from asyncpp_cli.planner.alike import Settings, alike_cuts, remembered
 from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes
 from asyncpp_cli.planner.step_time import StageTimes
 from stages.config.run_config import RunConfig
@@ -15,7 +17,6 @@ from stages.config.segments import (
 from stages.shape.partition import (
     StageCut,
     cut_of,
-    first_alike,
     owned_members,
     stage_cuts,
     stage_parameters,
@@ -76,13 +77,15 @@ def stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> St
     head_weight: list[float] = []
     # A look-up writes as much whatever rows a shard has.
     tied_shards = [cut.head_rows is not None for cut in cuts] if has_tied_shards(config) else []
-    times: dict[StageCut, tuple[float, ...]] = {}
-    for cut in first_alike(config.model, cuts):
-        if cut not in times:
-            times[cut] = _times_of(config, cut, parts, costs)
+    settings, facts = Settings(config), schedule_facts(config)
+    hides = facts.updates_together and not facts.synchronous and not config.parallel.shard_gradients
+    times: dict[int, tuple[float, ...]] = {}
+    for cut in alike_cuts(config, cuts):
+        if id(cut) not in times:
+            times[id(cut)] = _times_of(_Stage(settings, cut, hides, id(costs), parts, costs))
         for of_stages, seconds in zip(
             (forward, backward, input_half, weight_half, update, reduction, head, head_weight),
-            times[cut],
+            times[id(cut)],
             strict=True,
         ):
             of_stages.append(seconds)
@@ -101,9 +104,24 @@ def stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> St
     )
 
 
-def _times_of(config: RunConfig, cut: StageCut, parts: ModelTimes, costs: CostModel) -> tuple[float, ...]:
+@dataclass(frozen=True)
+class _Stage:
+    """A stage, as key of a cache."""
+
+    settings: Settings
+    cut: StageCut
+    hides_reductions: bool
+    of_costs: int
+    """Which costs: they stay as long as the key does."""
+    parts: ModelTimes = field(compare=False)
+    costs: CostModel = field(compare=False)
+
+
+@remembered
+def _times_of(stage: _Stage) -> tuple[float, ...]:
     """Forward, backward, its halves, update and reduction of a stage, and of a shard of the head its two
     actions, seconds."""
+    config, cut, parts, costs = stage.settings.config, stage.cut, stage.parts, stage.costs
     blocks = [parts.piece(halves) for halves in cut.pieces]
     contents = (
         blocks
@@ -113,9 +131,9 @@ def _times_of(config: RunConfig, cut: StageCut, parts: ModelTimes, costs: CostMo
     recomputed = sum(recomputing(config, block) for block in blocks)
     parameters = stage_parameters(config.model, cut)
     owned = owned_members(parameters, data_ranks=config.parallel.data)
-    count, facts = sum(parameter.size for parameter in parameters), schedule_facts(config)
+    count = sum(parameter.size for parameter in parameters)
     update = costs.update(config, owned[0])
-    if facts.updates_together and not facts.synchronous and not config.parallel.shard_gradients:
+    if stage.hides_reductions:
         # What hides a reduction takes longer for it; that is counted here, once in a step.
         update += costs.beside_reduction(config, count)
     return (
