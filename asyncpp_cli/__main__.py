@@ -5,10 +5,12 @@ import sys
 
 def main() -> None:
     """Run the command line."""
-    from asyncpp_cli.main import main as run
-
     try:
+        from asyncpp_cli.main import main as run
+
         run()
+    except KeyboardInterrupt:  # while modules are imported
+        sys.exit(130)
     except SystemExit as leaving:
         if "torch" not in sys.modules or not isinstance(leaving.code, int):
             raise

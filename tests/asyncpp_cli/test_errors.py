@@ -14,6 +14,7 @@ from support.command_line import asyncpp, ran, refusal
 from support.files import FULL, own_device
 from support.report_experiment import quickstart_folder
 
+from asyncpp_cli import __main__ as command
 from asyncpp_cli.base.atomic_files import read_json, write_text
 from asyncpp_cli.base.errors import DamagedError, UserError, doing, refusal_of
 from asyncpp_cli.commands.reference import templates
@@ -270,3 +271,16 @@ def test_a_library_that_memory_does_not_hold_is_no_bug(words: list[str]) -> None
     assert (done.code, done.errors.count("\n")) == (1, 1), done
     assert "memory" in done.errors
     assert "(this process may have" in done.errors
+
+
+def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "asyncpp_cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "asyncpp_cli.main", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 130
