@@ -41,6 +41,9 @@ class Settings:
     def __hash__(self) -> int:
         return self._hash
 
+    def __repr__(self) -> str:
+        return repr(self._key)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Settings) and self._key == other._key
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache, partial
 from math import inf
+from typing import NamedTuple
 
+from asyncpp_cli.planner.alike import Settings
 from asyncpp_cli.planner.bounds import most_blocks
+from asyncpp_cli.planner.kept import kept
 from asyncpp_cli.planner.planned_memory import (
     GB,
     MOST,
@@ -33,6 +37,7 @@ from asyncpp_cli.planner.stage_times import (
 )
 from asyncpp_cli.planner.step_time import StageTimes
 from asyncpp_cli.runs.settings import copy_of
+from optimizers import is_custom
 from stages.config.run_config import RunConfig
 from stages.config.segments import schedule_facts
 from stages.shape.partition import (
@@ -72,7 +77,8 @@ def times_if_all_fits(config: RunConfig, costs: CostModel) -> dict[tuple[float, 
 def _other_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> Iterator[list[float]]:
     """Cuts besides the run's own that may fit, or be faster."""
     if not config.parallel.shard_head:
-        yield from _fitting_cuts(config, costs, limit_gb=limit_gb)
+        for halves in _fitting_cuts(config, costs, limit_gb=limit_gb):
+            yield [cut.size for cut in stage_cuts([size / 2 for size in halves])]
     elif (stages := schedule_facts(config).stages) == config.parallel.stages:
         # Shards of the head even out what stages of about equal work differ by.
         context = config.data.context
@@ -80,20 +86,55 @@ def _other_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> Iter
         yield [cut.size for cut in within]
 
 
-def _fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> Iterator[list[float]]:
-    """Of the cuts that fit, the one whose slowest rank is fastest: first of whole blocks, if one fits; then
-    where the first stage of each rank may begin or end within a block, and the last of all have no block, if
-    that rank is faster by `WORTH_A_CUT`."""
-    ranks, layers = config.parallel.stages, config.model.layers
+def _fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> tuple[tuple[int, ...], ...]:
+    """Of the cuts that fit, the one whose slowest rank is fastest, as halves of blocks in each stage: first of
+    whole blocks, if one fits; then where the first stage of each rank may begin or end within a block, and
+    the last of all have no block, if that rank is faster by `WORTH_A_CUT`."""
     rank_of_stage = represented(without_shards(config)).rank_of_stage
-    stages, parts = len(rank_of_stage), costs.parts(config)
-    block_costs = [whole_time(block) + recomputing(config, block) for block in parts.blocks]
-    half_costs = [whole_time(half) + recomputing(config, half) for half in parts.halves]
-    ends = [(stage == 0) * whole_time(parts.embedding) for stage in range(stages)]
+    parts = costs.parts(config)
+    ends = [(stage == 0) * whole_time(parts.embedding) for stage in range(len(rank_of_stage))]
     ends[-1] += whole_time(parts.head)
-    work_of = tuple(block_costs), tuple(half_costs), tuple(ends), rank_of_stage
-    cost = _rank_work(*work_of, may_be_empty=False).stage_cost
-    room = None if limit_gb == inf else _Room(config, limit_gb=limit_gb)
+    work = Work(
+        tuple(whole_time(block) + recomputing(config, block) for block in parts.blocks),
+        tuple(whole_time(half) + recomputing(config, half) for half in parts.halves),
+        tuple(ends),
+        rank_of_stage,
+    )
+    if limit_gb == inf:
+        return _kept(_Search(work, limit_gb, None, None, config))
+    search = _Search(work, limit_gb, Settings(config), Shape.of(config), config)
+    # Code of the user's own may have changed.
+    return (_searched if is_custom(config.optimizer.name) else _kept)(search)
+
+
+class Work(NamedTuple):
+    """What the stages of a layout compute, in seconds."""
+
+    blocks: tuple[float, ...]
+    halves: tuple[float, ...]
+    """Of blocks."""
+    ends: tuple[float, ...]
+    """What the ends of the model add to each stage."""
+    rank_of_stage: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What the cuts that fit depend on, as key of a cache."""
+
+    work: Work
+    limit_gb: float
+    settings: Settings | None
+    """This and the shape: None where everything fits."""
+    shape: Shape | None
+    config: RunConfig = field(compare=False, repr=False)
+
+
+def _searched(search: _Search) -> tuple[tuple[int, ...], ...]:
+    work, rank_of_stage, halves = search.work, search.work.rank_of_stage, len(search.work.halves)
+    ranks = max(rank_of_stage) + 1
+    cost = _rank_work(work, may_be_empty=False).stage_cost
+    room = None if search.limit_gb == inf else _Room(search.config, limit_gb=search.limit_gb)
 
     def works_of(cut: Sequence[int]) -> list[float]:
         works, before = [0.0] * ranks, 0
@@ -104,7 +145,7 @@ def _fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> It
 
     def found(*, step: int, may_be_empty: bool = False, fast_enough: float = inf) -> Sequence[int] | None:
         # The fastest of all, or of those that fit without messages, is the fastest that fits, if it does.
-        cut: Sequence[int] | None = _fastest_cut(*work_of, step, may_be_empty)
+        cut: Sequence[int] | None = _fastest_cut(work, step, may_be_empty)
         if cut is None or max(works_of(cut)) > fast_enough:
             return None
         if room is None or room.has_all(cut, step=step):
@@ -115,24 +156,29 @@ def _fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> It
             works = (cost(stage, size, within and stage == first) for stage, size in sizes.items())
             return sum(works) <= fast_enough and room.has(sizes, within, held)
 
-        work = _rank_work(*work_of, may_be_empty=may_be_empty)
-        search = partial(cut_over_ranks, items=2 * layers, work=work, step=step)
+        of_ranks = _rank_work(work, may_be_empty=may_be_empty)
+        search = partial(cut_over_ranks, items=halves, work=of_ranks, step=step)
         cut = search(fits=partial(fits, held=[0] * ranks))
         if cut is None or room.has_all(cut, step=step):
             return cut
         return search(fits=partial(fits, held=messages(*room.of_messages)))
 
+    cuts: list[tuple[int, ...]] = []
     whole, fast_enough = found(step=2), inf
     if whole is not None:
-        yield [halves // 2 for halves in whole]
-        work = works_of(whole)
-        fast_enough = (1 - WORTH_A_CUT) * max(work)
-        if sum(work) / ranks > fast_enough:
-            return
+        cuts.append(tuple(whole))
+        works = works_of(whole)
+        fast_enough = (1 - WORTH_A_CUT) * max(works)
+        if sum(works) / ranks > fast_enough:
+            return tuple(cuts)
     if rank_of_stage[:ranks] == tuple(range(ranks)):
         within = found(step=1, may_be_empty=True, fast_enough=fast_enough)
         if within is not None:
-            yield [cut.size for cut in stage_cuts([halves / 2 for halves in within])]
+            cuts.append(tuple(within))
+    return tuple(cuts)
+
+
+_kept = kept(_searched)
 
 
 class _Room:
@@ -220,34 +266,26 @@ def _summed(parts: dict[str, int]) -> dict[str, int]:
     return summed
 
 
-Work = tuple[float, ...]
-"""Seconds of each block, of each half of a block, or of what the ends of the model add to each stage."""
-
-
 @lru_cache(maxsize=256)
-def _rank_work(
-    blocks: Work, halves: Work, ends: Work, rank_of_stage: tuple[int, ...], *, may_be_empty: bool
-) -> RankWork:
+def _rank_work(work: Work, *, may_be_empty: bool) -> RankWork:
     @cache
     def cost_of(first: bool, end: float, size: int, within: bool) -> float:
-        return stage_cost(blocks, halves, int(not first), size, within=within) + end
+        return stage_cost(work.blocks, work.halves, int(not first), size, within=within) + end
 
     return RankWork(
-        rank_of_stage,
-        lambda stage, size, within: cost_of(stage == 0, ends[stage], size, within),
+        work.rank_of_stage,
+        lambda stage, size, within: cost_of(stage == 0, work.ends[stage], size, within),
         together=2,
         may_be_empty=may_be_empty,
-        alike=lambda stage: (stage == 0, ends[stage]),
+        alike=lambda stage: (stage == 0, work.ends[stage]),
     )
 
 
 @lru_cache(maxsize=1024)
-def _fastest_cut(
-    blocks: Work, halves: Work, ends: Work, rank_of_stage: tuple[int, ...], step: int, may_be_empty: bool
-) -> tuple[int, ...] | None:
+def _fastest_cut(work: Work, step: int, may_be_empty: bool) -> tuple[int, ...] | None:
     """Halves of blocks in each stage where everything fits."""
-    work = _rank_work(blocks, halves, ends, rank_of_stage, may_be_empty=may_be_empty)
-    cut = cut_over_ranks(items=2 * len(blocks), work=work, fits=None, step=step)
+    of_ranks = _rank_work(work, may_be_empty=may_be_empty)
+    cut = cut_over_ranks(items=len(work.halves), work=of_ranks, fits=None, step=step)
     return None if cut is None else tuple(cut)
 
 

@@ -17,6 +17,7 @@ from typing import ParamSpec, TypeVar, cast, get_type_hints
 
 import msgspec
 
+import optimizers
 import schedules
 import stages
 from asyncpp_cli.base.atomic_files import write_bytes
@@ -90,8 +91,8 @@ def keeping() -> Iterator[None]:
     if _open or folder is None:
         yield
         return
-    packages = (Path(file).parent for file in (schedules.__file__, stages.__file__, __file__))
-    _open.append(_Facts(folder / _name(_version_of(packages))))
+    own = (*optimizers.__path__, *schedules.__path__, *stages.__path__, str(Path(__file__).parent))
+    _open.append(_Facts(folder / _name(_version_of(map(Path, own)))))
     try:
         yield
     finally:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import chain, pairwise
 
 from asyncpp_cli.planner.alike import Settings, alike_cuts, remembered
+from asyncpp_cli.planner.kept import kept
 from asyncpp_cli.planner.peak_memory import (
     allocator_bytes,
     backward_bytes,
@@ -24,6 +25,7 @@ from asyncpp_cli.planner.representative import (
     represented,
 )
 from asyncpp_cli.planner.stage_times import layout_cuts, own_cut_of
+from optimizers import is_custom
 from schedules import Op
 from schedules.messages import Kind, channels_between_ranks
 from stages.comm.reduction_rounds import ROUND_BYTES, UNDER_WAY
@@ -156,11 +158,16 @@ class _Layout:
     settings: Settings
     shape: Shape
     sizes: tuple[float, ...]
-    config: RunConfig = field(compare=False)
+    config: RunConfig = field(compare=False, repr=False)
 
 
 @remembered
 def _held_by_ranks(layout: _Layout) -> tuple[dict[str, int], ...]:
+    # Code of the user's own may have changed.
+    return (_counted if is_custom(layout.config.optimizer.name) else _kept)(layout)
+
+
+def _counted(layout: _Layout) -> tuple[dict[str, int], ...]:
     parts, run = parts_of_stages(layout.config, layout.sizes), represented(layout.shape)
     return tuple(
         {
@@ -169,6 +176,9 @@ def _held_by_ranks(layout: _Layout) -> tuple[dict[str, int], ...]:
         }
         for rank, stages in enumerate(stages_of_ranks(run.rank_of_stage))
     )
+
+
+_kept = kept(_counted)
 
 
 @lru_cache(maxsize=64)
