@@ -8,8 +8,9 @@ TCP connections do. Messages of a channel go one after another.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from schedules.messages import Channel
@@ -17,7 +18,7 @@ from schedules.messages import Channel
 Content = TypeVar("Content")
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Transfer(Generic[Content]):
     """A message on its way between ranks."""
 
@@ -27,7 +28,14 @@ class Transfer(Generic[Content]):
     content: Content
     """What the caller wants to know when it arrives."""
     left: float
-    """Time that the rest of it takes if it has the links for itself."""
+    """Time that it takes if it has the links for itself."""
+    pace: int = 1
+    """How many times as long it takes, as it shares them now."""
+    end: float = 0.0
+    """When it arrives at this pace."""
+
+
+_Transfers = list[Transfer[Content]]
 
 
 @dataclass(kw_only=True)
@@ -41,7 +49,9 @@ class Links(Generic[Content]):
     sent: int = 0
     waiting: dict[Channel, deque[Transfer[Content]]] = field(default_factory=dict)
     """Of each channel that is in use: what goes after the message under way."""
-    under_way: list[Transfer[Content]] = field(default_factory=list)
+    under_way: _Transfers[Content] = field(default_factory=list)
+    by_sender: dict[int, _Transfers[Content]] = field(default_factory=lambda: defaultdict(list))
+    by_receiver: dict[int, _Transfers[Content]] = field(default_factory=lambda: defaultdict(list))
 
     def send(self, transfer: Transfer[Content], *, at: float) -> None:
         heapq.heappush(self.to_come, (at, self.sent, transfer))
@@ -50,37 +60,41 @@ class Links(Generic[Content]):
     def next_arrival(self) -> tuple[float, Content] | None:
         """The next message to arrive, and when; None: none is under way."""
         while self.to_come or self.under_way:
-            paces = self._paces()
-            ends = [self.time + each.left * pace for each, pace in zip(self.under_way, paces, strict=True)]
-            first = min(range(len(ends)), key=ends.__getitem__, default=None)
-            if first is None or (self.to_come and self.to_come[0][0] < ends[first]):
-                until, _, begun = heapq.heappop(self.to_come)
-                self._pass(until, paces)
-                self._begin(begun)
+            first = min(self.under_way, key=attrgetter("end"), default=None)
+            if first is None or (self.to_come and self.to_come[0][0] < first.end):
+                self.time, _, begun = heapq.heappop(self.to_come)
+                if begun.channel in self.waiting:
+                    self.waiting[begun.channel].append(begun)
+                else:
+                    self.waiting[begun.channel] = deque()
+                    self._begin(begun)
                 continue
-            self._pass(ends[first], paces)
-            arrived = self.under_way.pop(first)
-            following = self.waiting.pop(arrived.channel)
+            self.time = first.end
+            for among in (self.under_way, self.by_sender[first.sender], self.by_receiver[first.receiver]):
+                among.remove(first)
+            following = self.waiting.pop(first.channel)
             if following:
-                self.under_way.append(following.popleft())
-                self.waiting[arrived.channel] = following
-            return self.time, arrived.content
+                self._begin(following.popleft())
+                self.waiting[first.channel] = following
+            else:
+                self._share_anew(first)
+            return self.time, first.content
         return None
 
-    def _paces(self) -> list[int]:
-        """Of each message under way, how many times as long it takes as one that has the links for itself."""
-        senders = Counter(each.sender for each in self.under_way)
-        receivers = Counter(each.receiver for each in self.under_way)
-        return [max(senders[each.sender], receivers[each.receiver]) for each in self.under_way]
-
-    def _pass(self, until: float, paces: list[int]) -> None:
-        for each, pace in zip(self.under_way, paces, strict=True):
-            each.left = max(0.0, each.left - (until - self.time) / pace)
-        self.time = until
-
     def _begin(self, transfer: Transfer[Content]) -> None:
-        if transfer.channel in self.waiting:
-            self.waiting[transfer.channel].append(transfer)
-        else:
-            self.waiting[transfer.channel] = deque()
-            self.under_way.append(transfer)
+        transfer.end = self.time + transfer.left
+        for messages in (
+            self.under_way,
+            self.by_sender[transfer.sender],
+            self.by_receiver[transfer.receiver],
+        ):
+            messages.append(transfer)
+        self._share_anew(transfer)
+
+    def _share_anew(self, changed: Transfer[Content]) -> None:
+        """A message has begun or arrived: others of its links are slower or faster from now on."""
+        for each in (*self.by_sender[changed.sender], *self.by_receiver[changed.receiver]):
+            pace = max(len(self.by_sender[each.sender]), len(self.by_receiver[each.receiver]))
+            if pace != each.pace:
+                each.end = self.time + (each.end - self.time) / each.pace * pace
+                each.pace = pace

@@ -87,8 +87,8 @@ def _other_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> Iter
 
 
 def _fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> tuple[tuple[int, ...], ...]:
-    """Of the cuts that fit, the one whose slowest rank is fastest, as halves of blocks in each stage: first of
-    whole blocks, if one fits; then where the first stage of each rank may begin or end within a block, and
+    """Of the cuts that fit, the one whose slowest rank is fastest, as halves of blocks in each stage: first
+    of whole blocks, if one fits; then where the first stage of each rank may begin or end within a block, and
     the last of all have no block, if that rank is faster by `WORTH_A_CUT`."""
     rank_of_stage = represented(without_shards(config)).rank_of_stage
     parts = costs.parts(config)
