@@ -15,6 +15,7 @@ from schedules.analyze import staleness
 from schedules.costs import Costs
 from schedules.deadlock import sends_in_flight
 from schedules.dependencies import POSTED_AHEAD, most_messages
+from schedules.flow import Flow, flow_between, seconds_between_ends
 from schedules.head_shards import EMBEDDED_AHEAD
 from schedules.messages import Kind, channels_between_ranks
 from schedules.segment import delay_for_lead
@@ -292,8 +293,15 @@ def seconds_of_step(span: Span, costs: Costs) -> float:
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
+    if costs.transfer:
+        return seconds_between(simulate(_built(span.shape, steps=span.steps), costs), span.first, span.last)
+    return seconds_between_ends(_flow(span, tuple(time > 0 for time in costs.reduction)), costs)
+
+
+@kept
+def _flow(span: Span, reduced: tuple[bool, ...]) -> Flow:
     program = _built(span.shape, steps=span.steps)
-    return seconds_between(simulate(program, costs), span.first, span.last)
+    return flow_between(program, span.first, span.last, reduced=reduced)
 
 
 def _program(shape: Shape) -> schedules.Program:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -158,7 +159,11 @@ def test_other_code_finds_its_own_facts_and_old_files_go(
     assert len(names) == kept_module.VERSIONS + 1
 
 
-KEPT = ("represented", "_messages", "_sends_in_flight", "traits", "least_lead", "seconds_of_step")
+KEPT = (
+    *("represented", "_messages", "_sends_in_flight", "traits", "least_lead"),
+    *("seconds_of_step", "_flow"),
+)
+OTHER_COSTS = replace(COSTS, device=replace(COSTS.device, tflops={"bfloat16": 500.0, "float32": 300.0}))
 
 
 def facts_of(config: RunConfig) -> list[Any]:
@@ -190,6 +195,7 @@ def test_facts_of_programs_are_the_same_from_disk(folder: Path, monkeypatch: pyt
 
     forget()
     computed = [facts_of(config) for config in configs]
+    faster = [own_estimate(config, OTHER_COSTS).step for config in configs]
     forget()
     with keeping():
         assert [facts_of(config) for config in configs] == computed
@@ -197,6 +203,8 @@ def test_facts_of_programs_are_the_same_from_disk(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(representative, "_built", None)
     with keeping():
         assert [facts_of(config) for config in configs] == computed
+        # The programs of before, under other times.
+        assert [own_estimate(config, OTHER_COSTS).step for config in configs] == faster
 
 
 def test_the_processes_of_a_map_keep_facts(folder: Path) -> None:
