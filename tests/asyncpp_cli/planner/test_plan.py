@@ -23,7 +23,7 @@ from asyncpp_cli.planner.bounds import in_flight, least_seconds, most_blocks
 from asyncpp_cli.planner.cells import estimate_key
 from asyncpp_cli.planner.costs.devices import CONTEXT_GB, DEVICES
 from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes, Roofline
-from asyncpp_cli.planner.cuts import WORTH_A_CUT, _fitting_cuts
+from asyncpp_cli.planner.cuts import WORTH_A_CUT, _other_cuts
 from asyncpp_cli.planner.estimate import Estimate, estimate, fitting, losses, own_estimate
 from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layouts
 from asyncpp_cli.planner.planned_memory import OF_THE_DEVICE
@@ -235,7 +235,7 @@ def test_a_cut_within_blocks_is_chosen_by_the_memory_that_is_planned_for_it(sche
         even = estimate(config, COSTS, limit_gb=None)
         for share in (0.9, 1, 1.1):
             limit = share * even.memory_gb
-            for cut in _fitting_cuts(config, COSTS, limit_gb=limit):
+            for cut in _other_cuts(config, COSTS, limit_gb=limit):
                 asked = copy_of(config)
                 asked.parallel.cut = cut
                 check_schedule(asked)
