@@ -127,8 +127,9 @@ class _Flowing:
     def advance(self, rank: int) -> bool:
         """Take a rank as far as it can go; returns whether it went on."""
         numbers = self.numbers[rank]
-        place, actions = len(numbers), self.program.actions[rank]
-        for stage, op, microbatch, version in actions[place:]:
+        begun, actions = len(numbers), self.program.actions[rank]
+        for place in range(begun, len(actions)):
+            stage, op, microbatch, version = actions[place]
             if version >= self.pending.get(stage, version + 1) and not self._update(rank, stage):
                 break
             if op is Op.UPDATE:
@@ -142,13 +143,13 @@ class _Flowing:
                 waits = []
                 for sent, delay in receives:
                     if microbatch not in sent:
-                        return len(numbers) > place
+                        return len(numbers) > begun
                     waits.append((sent[microbatch], delay))
                 number = self._step(rank, waits, op, stage)
                 for sent in sends:
                     sent[microbatch] = number
             numbers.append(number)
-        return len(numbers) > place
+        return len(numbers) > begun
 
     def _update(self, rank: int, stage: int) -> bool:
         """Perform a deferred update, and those of the rank's other stages that are one with it; returns
