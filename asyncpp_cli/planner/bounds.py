@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 from operator import add, lt
+from typing import NamedTuple
 
 import schedules
 from asyncpp_cli.planner.alike import Settings, remembered
+from asyncpp_cli.planner.costs.roofline import PartTimes
 from asyncpp_cli.planner.planned_memory import GB
 from asyncpp_cli.planner.representative import (
     least_lead,
@@ -16,7 +18,7 @@ from asyncpp_cli.planner.representative import (
     traits,
     without_shards,
 )
-from asyncpp_cli.planner.stage_times import CostModel, least_work, recomputing, shard_share
+from asyncpp_cli.planner.stage_times import Asked, CostModel, least_work, parts_of, recomputing, shard_share
 from asyncpp_cli.planner.step_time import StageTimes
 from schedules.head_shards import FURTHER_AHEAD
 from stages.config.run_config import RunConfig
@@ -59,17 +61,13 @@ def least_seconds(
             the schedule's `lead`, if it has one.
         most_blocks: of each rank, as the function of that name has them; None: any number.
     """
-    parts, ranks = costs.parts(config), config.parallel.stages
+    asked, ranks = Asked.of(config, costs), config.parallel.stages
+    parts, work = parts_of(asked), _least_work(asked)
     microbatches, layers = config.schedule.microbatches, config.model.layers
     tied_shards = has_tied_shards(config)
     embedding, head = 0.0 if tied_shards else least_work(parts.embedding), least_work(parts.head)
-    # Most of them are one and the same.
-    kinds = {id(part): part for part in (*parts.blocks, *parts.halves)}
-    work = {kind: least_work(part) + recomputing(config, part) for kind, part in kinds.items()}
-    blocks, halves = ([work[id(part)] for part in of_kind] for of_kind in (parts.blocks, parts.halves))
-    # Of a stage that begins with a block's first half, and of one that begins within a block.
-    first_halves = min(halves[::2]), min(halves[1::2])
-    block, half, chunks = min(blocks), min(halves), schedule_facts(config).stages // ranks
+    block, half, first_halves = work.block, min(work.first_halves), work.first_halves
+    chunks = schedule_facts(config).stages // ranks
     schedule = schedules.find(config.schedule.name)
     split, in_a_v = traits(schedule.name)
     split |= config.schedule.split
@@ -81,18 +79,14 @@ def least_seconds(
     of_embedding, of_half, of_block = (0.0,) * 3 if hidden else _least_reductions(config, costs)
     of_embedding *= not tied_shards
     message = 2 * costs.message(config) * (ranks > 1)
-    trip = message * chunks * (ranks - 1) + sum(map(recomputing, [config] * layers, parts.blocks))
-    trip += sum(
-        part.forward + (part.input_half if split else part.backward)
-        for part in (
-            *([] if tied_shards else [parts.embedding]),
-            *parts.blocks,
-            *([] if shards else [parts.head]),
-        )
-    )
+    trip = message * chunks * (ranks - 1) + (work.split_trip if split else work.trip)
+    if not tied_shards:
+        trip += _trip(parts.embedding, split=split)
     if shards:
         # The slowest of them has no fewer rows than the mean, and waits for two messages.
         trip += shard_share(parts.head, 1 / ranks)[0] + message
+    else:
+        trip += _trip(parts.head, split=split)
     fills = schedule.synchronous and not split and not in_a_v
     # Halves of blocks that a rank has at least.
     least = [2 * chunks - 1 - min(2, 2 * chunks - 1) * (rank == head_rank) for rank in range(ranks)]
@@ -160,7 +154,7 @@ def least_seconds(
         return max(reach.values(), default=0) >= 2 * layers
 
     is_enough = enough_within if chunks == 1 and not fills else enough
-    low = microbatches * (embedding + sum(blocks) + head) / ranks
+    low = microbatches * (embedding + work.blocks + head) / ranks
     if in_flight is None and schedule.lead is not None:
         lead = least_lead(schedule.name, stages=ranks, **schedule_options(config))
         assert lead is not None
@@ -179,6 +173,37 @@ def least_seconds(
     if schedule.synchronous and chunks > 1 and not in_a_v:
         return 0.98 * low
     return (0.97 if schedule.default_interval is not None and microbatches < ranks else 1.0) * low
+
+
+class _LeastWork(NamedTuple):
+    """Seconds of a micro-batch in blocks, recomputation among them."""
+
+    blocks: float
+    """All of them, with the cheaper kind of backward."""
+    block: float
+    """The cheapest one."""
+    first_halves: tuple[float, float]
+    """At the begin of a stage, the cheapest first half of a block, and the cheapest second."""
+    trip: float
+    """Forward and backward through all of them."""
+    split_trip: float
+    """The same with the input halves of backwards alone."""
+
+
+@remembered
+def _least_work(asked: Asked) -> _LeastWork:
+    config, parts = asked.settings.config, parts_of(asked)
+    blocks, halves = (
+        [least_work(part) + recomputing(config, part) for part in of_kind]
+        for of_kind in (parts.blocks, parts.halves)
+    )
+    again = sum(recomputing(config, block) for block in parts.blocks)
+    trips = (again + sum(_trip(block, split=split) for block in parts.blocks) for split in (False, True))
+    return _LeastWork(sum(blocks), min(blocks), (min(halves[::2]), min(halves[1::2])), *trips)
+
+
+def _trip(part: PartTimes, *, split: bool) -> float:
+    return part.forward + (part.input_half if split else part.backward)
 
 
 _ROUNDED = 1 + 1e-9

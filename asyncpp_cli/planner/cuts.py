@@ -28,9 +28,11 @@ from asyncpp_cli.planner.representative import (
     without_shards,
 )
 from asyncpp_cli.planner.stage_times import (
+    Asked,
     CostModel,
     layout_cuts,
     own_cut_of,
+    parts_of,
     recomputing,
     stage_times,
     whole_time,
@@ -91,7 +93,7 @@ def _fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> tu
     of whole blocks, if one fits; then where the first stage of each rank may begin or end within a block, and
     the last of all have no block, if that rank is faster by `WORTH_A_CUT`."""
     rank_of_stage = represented(without_shards(config)).rank_of_stage
-    parts = costs.parts(config)
+    parts = parts_of(Asked.of(config, costs))
     ends = [(stage == 0) * whole_time(parts.embedding) for stage in range(len(rank_of_stage))]
     ends[-1] += whole_time(parts.head)
     work = Work(

@@ -64,9 +64,30 @@ def own_cut_of(config: RunConfig) -> list[float]:
     return [cut.size for cut in cut_of(config) if cut.head_rows is None]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Settings and costs, as key of a cache."""
+
+    settings: Settings
+    of_costs: int
+    """Which costs: they stay as long as the key does."""
+    costs: CostModel = field(compare=False)
+
+    @classmethod
+    def of(cls, config: RunConfig, costs: CostModel) -> Asked:
+        return cls(Settings(config), id(costs), costs)
+
+
+@remembered
+def parts_of(asked: Asked) -> ModelTimes:
+    """The times of the model's parts, computed once for all layouts that have them."""
+    return asked.costs.parts(asked.settings.config)
+
+
 def stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> StageTimes:
     """Times of the stages of a cut."""
-    parts = costs.parts(config)
+    asked = Asked.of(config, costs)
+    parts, facts = parts_of(asked), schedule_facts(config)
     forward: list[float] = []
     backward: list[float] = []
     input_half: list[float] = []
@@ -77,12 +98,11 @@ def stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> St
     head_weight: list[float] = []
     # A look-up writes as much whatever rows a shard has.
     tied_shards = [cut.head_rows is not None for cut in cuts] if has_tied_shards(config) else []
-    settings, facts = Settings(config), schedule_facts(config)
     hides = facts.updates_together and not facts.synchronous and not config.parallel.shard_gradients
     times: dict[int, tuple[float, ...]] = {}
     for cut in alike_cuts(config, cuts):
         if id(cut) not in times:
-            times[id(cut)] = _times_of(_Stage(settings, cut, hides, id(costs), parts, costs))
+            times[id(cut)] = _times_of(_Stage(asked, cut, hides))
         for of_stages, seconds in zip(
             (forward, backward, input_half, weight_half, update, reduction, head, head_weight),
             times[id(cut)],
@@ -108,20 +128,17 @@ def stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> St
 class _Stage:
     """A stage, as key of a cache."""
 
-    settings: Settings
+    asked: Asked
     cut: StageCut
     hides_reductions: bool
-    of_costs: int
-    """Which costs: they stay as long as the key does."""
-    parts: ModelTimes = field(compare=False)
-    costs: CostModel = field(compare=False)
 
 
 @remembered
 def _times_of(stage: _Stage) -> tuple[float, ...]:
     """Forward, backward, its halves, update and reduction of a stage, and of a shard of the head its two
     actions, seconds."""
-    config, cut, parts, costs = stage.settings.config, stage.cut, stage.parts, stage.costs
+    config, cut, costs = stage.asked.settings.config, stage.cut, stage.asked.costs
+    parts = parts_of(stage.asked)
     blocks = [parts.piece(halves) for halves in cut.pieces]
     contents = (
         blocks
