@@ -1,5 +1,5 @@
-"""Keeps facts on disk that take long to find and are the same for many plans: of programs, and of their steps
-under given times.
+"""Keeps facts on disk that take long to find and are the same for many plans: of programs, their steps under
+given times, what ranks hold, and cuts.
 
 One file of the cache folder holds those that one version of the code has found; another version finds its
 own. It is read as a whole and replaced as a whole, so any filesystem will do, and of two plans at a time one
@@ -108,7 +108,7 @@ def kept(function: Callable[Given, Found]) -> Callable[Given, Found]:
     def found(*given: Given.args, **named: Given.kwargs) -> Found:
         if not _open:
             return function(*given, **named)
-        text = repr((function.__qualname__, given, named))
+        text = repr((function.__module__, function.__qualname__, given, named))
         key = hashlib.blake2b(text.encode(), digest_size=16).digest()
         fact: Found = _open[0].fact(key, kind(), lambda: function(*given, **named))
         return fact

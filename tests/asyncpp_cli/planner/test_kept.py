@@ -12,8 +12,8 @@ import pytest
 from support.planned import COSTS, layout_of
 
 import schedules
+from asyncpp_cli.planner import cuts, planned_memory, representative
 from asyncpp_cli.planner import kept as kept_module
-from asyncpp_cli.planner import representative
 from asyncpp_cli.planner.decision import decision_map
 from asyncpp_cli.planner.estimate import own_estimate
 from asyncpp_cli.planner.kept import keeping, kept
@@ -207,6 +207,24 @@ def test_facts_of_programs_are_the_same_from_disk(folder: Path, monkeypatch: pyt
         assert [own_estimate(config, OTHER_COSTS).step for config in configs] == faster
 
 
+def test_what_code_of_the_user_decides_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def looked_for(*_: object) -> None:
+        raise LookupError
+
+    monkeypatch.setattr(planned_memory, "_kept", looked_for)
+    monkeypatch.setattr(cuts, "_kept", looked_for)
+    own, ours = (layout_of("134m", "2bw", stages=4, microbatches=32) for _ in range(2))
+    own.optimizer.name = "torch.optim:SGD"
+    # Of settings that no other test has looked at in this process.
+    own.train.microbatch_size = ours.train.microbatch_size = 3
+    assert cuts.cuts_to_try(own, COSTS, limit_gb=70.0)
+    assert cuts._fitting_cuts(own, COSTS, limit_gb=70.0)
+    with pytest.raises(LookupError):
+        cuts.cuts_to_try(ours, COSTS, limit_gb=70.0)
+    with pytest.raises(LookupError):
+        cuts._fitting_cuts(ours, COSTS, limit_gb=70.0)
+
+
 def test_the_processes_of_a_map_keep_facts(folder: Path) -> None:
     base = layout_of("134m", "1f1b", stages=1, microbatches=1)
     settings = {"gpus": 4, "tokens_per_step": [2**15], "costs": COSTS, "limit_gb": 80.0}
@@ -215,4 +233,5 @@ def test_the_processes_of_a_map_keep_facts(folder: Path) -> None:
     before = kept_module._read(file)
     assert before
     assert decision_map(base, **settings) == points
-    assert kept_module._read(file) == before
+    # Of two processes that end at a time one may have lost what it found.
+    assert kept_module._read(file).items() >= before.items()
