@@ -242,7 +242,8 @@ def accounted_jobs(names: Collection[str], *, since: float) -> dict[tuple[str, i
     found: dict[tuple[str, int], AccountedJob] = {}
     for job_id, state, code, seconds, nodes, name in records:
         array, _, index = job_id.partition("_")
-        for number in _indices(index):
+        # SLURM forgets the index of an array's only task that was cancelled soon.
+        for number in _indices(index or "0"):
             # "CANCELLED by 0" is CANCELLED.
             base_state = state.partition(" ")[0]
             task_id = f"{array}_{number}"

@@ -297,9 +297,10 @@ def test_names_and_ids_of_thousands_of_arrays_fit_into_the_arguments_of_commands
 
 def test_tasks_that_started_and_those_that_never_did_are_told_apart(commands: Path) -> None:
     lines = ["7_0|FAILED|1:0|9|n1|a", "7_[0-1%1]|CANCELLED by 0|0:0|0||a", "8_[1-9:4,20]|CANCELLED|0:0|0||b"]
+    lines.append("9|CANCELLED by 0|0:0|0||c")  # the only task of an array, cancelled soon
     write_program(commands / "sacct", *(f"echo '{line}'" for line in lines))
-    told = slurm.accounted_jobs(["a", "b"], since=0)
-    cancelled = [("a", 1), ("b", 1), ("b", 5), ("b", 9), ("b", 20)]
+    told = slurm.accounted_jobs(["a", "b", "c"], since=0)
+    cancelled = [("c", 0), ("a", 1), ("b", 1), ("b", 5), ("b", 9), ("b", 20)]
     states = {("a", 0): "FAILED"} | dict.fromkeys(cancelled, "CANCELLED")
     assert {key: job.state for key, job in told.items()} == states
 
