@@ -126,14 +126,14 @@ def launch_on_cluster(experiment: Experiment, site: Site, options: LaunchOptions
     """
     check_folder_name(experiment.folder)
     cancelled = Cancellations(experiment)
-    left = submit_missing(experiment, site, options, only=options.only, cancelled=cancelled)
-    if not options.wait:
-        return 0
     try:
+        left = submit_missing(experiment, site, options, only=options.only, cancelled=cancelled)
+        if not options.wait:
+            return 0
         return follow(experiment, site, options, left=left, cancelled=cancelled)
     except KeyboardInterrupt:
         status, cancel = command("status", experiment.folder), command("cancel", experiment.folder)
-        say(f"The jobs are not affected: {status}; to cancel them: {cancel}")
+        say(f"Jobs that are queued are not affected: {status}; to cancel them: {cancel}")
         return INTERRUPTED
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from support.cluster_runs import (
     ONE_RUN,
     launch,
@@ -23,10 +25,11 @@ from support.cluster_runs import (
     sweep,
     wait_for,
 )
-from support.command_line import asyncpp, succeeded
-from support.files import ROOT
+from support.command_line import asyncpp, refusal, succeeded
+from support.files import ROOT, write_program
 from support.launches import ONE, most_at_once, started_process, weights
 
+from asyncpp_cli.base.errors import INTERRUPTED
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.status import Cause, State
 
@@ -162,6 +165,63 @@ def test_a_refusal_of_sbatch_is_shown_once_and_nothing_stays_queued(slurm_conf: 
     # What was withdrawn does not stand in the way.
     set_partition("down")
     assert "Submitted 2 of 2" in launch(experiment.folder, site=site_file(tmp_path))
+
+
+def test_what_was_queued_though_sbatch_had_no_answer_is_withdrawn_or_known(
+    slurm_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = sweep(tmp_path / "e", *MANY, "matrix.parallel.stages=[1,2]")
+    site = site_file(tmp_path)
+    set_partition("down")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    # The second array is queued, and sbatch has given up waiting for the answer.
+    write_program(
+        programs / "sbatch",
+        f'{shutil.which("sbatch")} "$@" || exit',
+        f"[ -e {programs}/first ] || {{ touch {programs}/first; exit 0; }}",
+        "echo 'sbatch: error: Batch job submission failed: Socket timed out' >&2",
+        "exit 1",
+    )
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    assert "Socket timed out" in refusal("launch", experiment.folder, "--site", site)
+    assert squeue() == []
+    # SLURM does not take the jobs back, either: then the next launch knows of them.
+    (programs / "first").unlink()
+    write_program(programs / "scancel", "echo 'scancel: error: Socket timed out' >&2", "exit 1")
+    refused = refusal("launch", experiment.folder, "--site", site)
+    assert "jobs of this launch may be queued all the same (scancel: Socket timed out)" in refused
+    assert len(squeue()) == 2
+    monkeypatch.undo()
+    monkeypatch.setenv("SLURM_CONF", str(slurm_conf))
+    assert "0 of 2 runs completed, 2 queued" in launch(experiment.folder, site=site)
+    assert len(squeue()) == 2
+
+
+def test_a_launch_interrupted_while_it_submits_says_what_becomes_of_its_jobs(
+    slurm_conf: Path, tmp_path: Path
+) -> None:
+    experiment = sweep(tmp_path / "e", *MANY, "matrix.parallel.stages=[1,2]")
+    set_partition("down")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    write_program(
+        programs / "sbatch",
+        f"[ -e {programs}/first ] && exec sleep 60; touch {programs}/first",
+        f'exec {shutil.which("sbatch")} "$@"',
+    )
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    command = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", str(experiment.folder)]
+    with started_process(
+        [*command, "--site", str(site_file(tmp_path))], env=environment, stderr=subprocess.PIPE, text=True
+    ) as launching:
+        wait_for(squeue, seconds=60)
+        time.sleep(1)
+        launching.send_signal(signal.SIGINT)
+        _, errors = launching.communicate(timeout=60)
+    assert launching.returncode == INTERRUPTED
+    assert errors.startswith("Jobs that are queued are not affected: asyncpp status")
+    assert len(squeue()) == 1
 
 
 def test_jobs_run_the_code_and_the_configuration_of_their_submission(

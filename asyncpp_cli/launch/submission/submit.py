@@ -162,11 +162,14 @@ def _queue(
             )
     except SlurmError as refusal:
         try:
-            write_submission(replace(submission, state="withdrawn"))
-            slurm.cancel(list(ids.values()))
+            # By name: SLURM may have queued the job whose answer sbatch has not waited for.
+            names = {*(array.name for array in submission.arrays), submission.end, submission.follow_up}
+            slurm.cancel([job.id for job in slurm.queued_jobs(names - {""}).values()])
         except SlurmError as error:
-            queued = ", ".join(ids.values())
-            raise SlurmError(f"{refusal}; the jobs before it ({queued}) are still queued: {error}") from None
+            raise SlurmError(
+                f"{refusal}; jobs of this launch may be queued all the same ({error}): see asyncpp status"
+            ) from None
+        write_submission(replace(submission, state="withdrawn"))
         raise
     submitted = replace(
         submission,
