@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from operator import attrgetter
+from typing import get_origin, get_type_hints
 
 from stages.config.run_config import RunConfig
 from stages.shape.partition import StageCut, first_alike
@@ -23,19 +25,25 @@ def alike_cuts(config: RunConfig, stages: Sequence[StageCut]) -> list[StageCut]:
     return [alike[id(cut)] for cut in cuts]
 
 
+_GEOMETRY = ("parallel.stages", "parallel.cut", "parallel.shard_head")
+_TYPES = {
+    f"{section}.{name}": kind
+    for section, keys in get_type_hints(RunConfig).items()
+    if section in ("model", "data", "train", "error_feedback", "correction", "site", "optimizer", "parallel")
+    for name, kind in get_type_hints(keys).items()
+    if f"{section}.{name}" not in _GEOMETRY
+}
+# A plan asks for these values thousands of times.
+_hashable = attrgetter(*(name for name, kind in _TYPES.items() if get_origin(kind) is not dict))
+_dicts = attrgetter(*(name for name, kind in _TYPES.items() if get_origin(kind) is dict))
+
+
 class Settings:
     """A configuration as key of a cache: equal to others that differ in schedule, stages and cut alone."""
 
-    _GEOMETRY = ("stages", "cut", "shard_head")
-
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        own = (config.model, config.data, config.train, config.error_feedback, config.correction, config.site)
-        values = [value for section in (*own, config.optimizer) for value in vars(section).values()]
-        self._key = (
-            *(repr(value) if isinstance(value, dict | list) else value for value in values),
-            *(value for name, value in vars(config.parallel).items() if name not in self._GEOMETRY),
-        )
+        self._key = (_hashable(config), repr(_dicts(config)))
         self._hash = hash(self._key)
 
     def __hash__(self) -> int:

@@ -4,6 +4,7 @@ over by these alone."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from math import inf
 from operator import add, lt
 from typing import NamedTuple
@@ -104,22 +105,31 @@ def least_seconds(
         whole, rest = divmod(seconds, of_block)
         return 2 * int(whole) + (rest >= of_half)
 
+    blocks_and_halves = microbatches * block, microbatches * half
+    unhidden = microbatches * block + of_block / chunks, microbatches * half + of_half / chunks
+    # Ranks beside one another that are alike are looked at as one, unless each waits for the one before it.
+    of_ranks = [(rank == 0, rank == head_rank, allowed[rank], least[rank]) for rank in range(ranks)]
+    groups = (
+        [(bound, 1) for bound in of_ranks] if fills else [(key, len([*of])) for key, of in groupby(of_ranks)]
+    )
+
     def enough(seconds: float) -> bool:
-        total, before = 0, 0.0
-        for rank in range(ranks):
-            left = seconds - microbatches * ((rank == 0) * embedding + (rank == head_rank) * whole_head)
-            count = most(left - before, microbatches * block, microbatches * half)
-            # A rank's first stage has as many halves as its others, but for two.
-            reducing = left - of_embedding * (rank == 0) + of_block * (chunks > 1)
-            unhidden = microbatches * block + of_block / chunks, microbatches * half + of_half / chunks
-            count = min(count, most(reducing, *unhidden), allowed[rank])
-            if count < least[rank]:
+        total, before, others = 0, 0.0, sum(least)
+        for (is_first, has_head, at_most, at_least), alike in groups:
+            left = seconds - microbatches * (is_first * embedding + has_head * whole_head)
+            count = min(at_most, most(left - before, *blocks_and_halves))
+            if of_block:
+                # A rank's first stage has as many halves as its others, but for two.
+                reducing = left - of_embedding * is_first + of_block * (chunks > 1)
+                count = min(count, most(reducing, *unhidden))
+            if count < at_least:
                 return False
-            count = min(count, 2 * layers - total - sum(least[rank + 1 :]))
-            total += count
+            others -= alike * at_least
             if fills:
+                count = min(count, 2 * layers - total - others)
                 of_stage = count if chunks == 1 else max(1, count // chunks - 2)
-                before += (rank == 0) * embedding + of_stage // 2 * block + of_stage % 2 * half + message
+                before += is_first * embedding + of_stage // 2 * block + of_stage % 2 * half + message
+            total += alike * count
         return total >= 2 * layers
 
     def enough_within(seconds: float) -> bool:
@@ -128,13 +138,14 @@ def least_seconds(
 
         def counts(left: float, reducing: float) -> list[int]:
             """Halves of a stage, by whether it begins within a block."""
-            return [
-                min(
-                    most(left, microbatches * pair, microbatches * own),
-                    most(reducing, microbatches * pair + of_block, microbatches * own + of_half),
-                )
-                for own in first_halves
-            ]
+            found = [most(left, microbatches * pair, microbatches * own) for own in first_halves]
+            if of_block:
+                unhidden = [
+                    most(reducing, microbatches * pair + of_block, microbatches * own + of_half)
+                    for own in first_halves
+                ]
+                found = [*map(min, found, unhidden)]
+            return found
 
         reach = {0: 0}  # the most halves so far, by whether the next stage begins within a block
         alike = counts(seconds, seconds)
