@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch.common.arrays import JobShape, config_at, shape_of
@@ -60,8 +61,9 @@ def described_runs(
         if (only is None or run.id in only)
         and current_status(run).state not in (State.COMPLETED, State.RUNNING)
     ]
+    seen: dict[str, Any] = {}
     return [
-        _described(run.id, str(run.folder.absolute()), config_at(run, site), site, replay=replay)
+        _described(run.id, str(run.folder.absolute()), config_at(run, site, seen), site, replay=replay)
         for run in runs
     ]
 

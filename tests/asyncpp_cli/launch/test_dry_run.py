@@ -16,6 +16,8 @@ from asyncpp_cli.experiment.template import load
 from asyncpp_cli.launch.dry_run import twin_of
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State
+from stages.data import text
+from stages.data.text import text_files
 from stages.validation import check
 
 
@@ -110,3 +112,13 @@ def test_wrong_words_are_refused_in_one_line(tmp_path: Path) -> None:
     assert "accepted: sbatch, commands, json" in refused("--print", "helm")
     assert "accepted with --site NAME of a cluster" in refused("--print", "sbatch")
     assert "--print takes only" in refused("--print", "json", "--wait")
+
+
+def test_the_data_of_runs_that_are_printed_are_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = sweep(tmp_path / "e", *ONE_CELL)
+    looks = []
+    monkeypatch.setattr(text, "text_files", lambda config: looks.append(config) or text_files(config))
+    rows = json.loads(succeeded("launch", experiment.folder, "--print", "json").output)
+    assert (len(rows), len(looks)) == (2, 1)
