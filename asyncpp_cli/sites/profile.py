@@ -231,11 +231,12 @@ def _check(site: Site) -> None:
         accepted = value is True or (isinstance(value, int | float | str) and value is not False)
         if not accepted or (isinstance(value, str) and re.search(r"[\x00-\x1f]", value)):
             refuse("flags", f"{name} is {value!r}; accepted: text, a number or true")
-    for name in (*site.flags, *site.remove_flags):
-        if not _FLAG.fullmatch(name):
-            refuse("flags", f"{name}: accepted: a flag's name without its dashes")
-        if name in _OURS:
-            refuse("flags", f"{name} is set by asyncpp and cannot be changed")
+    for key, names in (("flags", list(site.flags)), ("remove_flags", site.remove_flags)):
+        for name in names:
+            if not _FLAG.fullmatch(name):
+                refuse(key, f"{name}: accepted: a flag's name without its dashes")
+            if name in _OURS:
+                refuse(key, f"{name} is set by asyncpp and cannot be changed")
     if site.on_end and not site.on_end[0]:
         refuse("on_end", "the first word is empty; accepted: a command and its arguments")
     if site.container is not None:

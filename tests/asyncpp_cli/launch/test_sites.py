@@ -81,7 +81,7 @@ def test_a_user_profile_is_found_by_name_and_by_path(own_profiles: Path, tmp_pat
         ("environment: {A: [1]}", "environment[...] is not accepted; accepted: text"),
         ("flags: {--exclusive: true}", "flags: --exclusive: accepted: a flag's name without its dashes"),
         ("flags: {output: x}", "flags: output is set by asyncpp"),
-        ("remove_flags: [job-name]", "flags: job-name is set by asyncpp"),
+        ("remove_flags: [job-name]", "remove_flags: job-name is set by asyncpp"),
         ("srun_flags: [mpi]", 'srun_flags[0] is "mpi"; accepted: --name=value'),
         ("partition: 'a b'", 'partition is "a b"; accepted: text without white space'),
         ("run: {threds: 2}", "run.threds: unknown key; did you mean site.threads?"),
