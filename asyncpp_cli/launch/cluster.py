@@ -119,7 +119,9 @@ def submit_missing(
 def _say_nothing_to_do(
     experiment: Experiment, run_statuses: Sequence[RunStatus], *, left: int, site: Site
 ) -> None:
-    queued = sum(run_status.has_job for run_status in run_statuses)
+    queued = sum(
+        run_status.has_job and run_status.status.state != State.COMPLETED for run_status in run_statuses
+    )
     elsewhere = sum(
         run_status.status.state == State.RUNNING and not run_status.has_job for run_status in run_statuses
     )

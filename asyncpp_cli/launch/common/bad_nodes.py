@@ -165,7 +165,7 @@ def excluded_nodes(
     Args:
         experiment: the experiment.
         cluster: SLURM's name of the cluster.
-        partition: the job's partition; None: the default one, which `sinfo` marks with a star.
+        partition: the job's, or several (`a,b`); None: the default one, which `sinfo` marks with a star.
         needed: number of nodes of the job.
         always: nodes that the site profile excludes.
     """
@@ -176,7 +176,7 @@ def excluded_nodes(
         usable = {
             node
             for node, name in rows(["sinfo", "--all", "-h", "-N", "-o", "%N|%P"], fields=2)
-            if name.rstrip("*") == partition or (partition is None and name.endswith("*"))
+            if (name.rstrip("*") in partition.split(",") if partition else name.endswith("*"))
         }
         if always:
             usable -= set(run_command(["scontrol", "show", "hostnames", always]).split())

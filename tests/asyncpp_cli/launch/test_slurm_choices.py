@@ -157,6 +157,17 @@ def test_a_job_whose_requeueing_was_not_acknowledged(
     assert printed.partition(" ")[2].partition(" ")[2].startswith(said)
 
 
+def test_a_completed_run_whose_job_is_still_ending_is_counted_once(commands: Path) -> None:
+    experiment = made(commands, State.COMPLETED, State.PENDING)
+    done, waiting = experiment.runs
+    submitted(experiment, a=(done.id, waiting.id))
+    lines = ["7|0|7|COMPLETING|n1|a|None", "7|1|8|PENDING||a|Priority"]
+    write_program(commands / "squeue", *(f"echo '{line}'" for line in lines))
+    (commands / "site.yaml").write_text("time: '60'\nnetwork_interface: lo\n")
+    ended = succeeded("launch", experiment.folder, "--replay", "--site", commands / "site.yaml")
+    assert "Nothing to submit: 1 of 2 runs completed, 1 queued or running\n" in ended.errors
+
+
 @pytest.mark.parametrize("node", [-3600.0, 0.0, 3600.0])
 def test_a_job_that_began_after_the_queue_was_read_goes_on_whatever_its_nodes_clock(
     commands: Path, node: float
@@ -430,9 +441,14 @@ def test_a_node_on_which_two_runs_did_not_begin_to_train_is_excluded_for_a_day(
     assert told(other) == "2 runs did not begin to train on n2: excluded from now on"
     # Without the node that the profile excludes, three are left: a job that needs them all may run on n2.
     monkeypatch.setattr(bad_nodes, "run_command", lambda _: "n1\n")
-    for needed, excluded in ((2, "n1,n2"), (3, "n1")):
+    for partition, needed, excluded in (
+        (None, 2, "n1,n2"),
+        ("urgent,main", 2, "n1,n2"),
+        (None, 3, "n1"),
+        ("other", 2, "n1"),
+    ):
         found = bad_nodes.excluded_nodes(
-            experiment, cluster=JOB.cluster, partition=None, needed=needed, always="n1"
+            experiment, cluster=JOB.cluster, partition=partition, needed=needed, always="n1"
         )
         assert found == excluded
     # It failed again although it was to be left out: that is the run's own failure.
