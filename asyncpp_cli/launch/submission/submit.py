@@ -211,6 +211,6 @@ def _submit_array(site: Site, folder: Path, job: BatchJob, *, after: str | None)
 
 def array_script(experiment: Experiment, site: Site, array: PlannedArray) -> str:
     """The script that an array would be submitted with."""
-    name, code = f"asyncpp-{experiment.name}", snapshot.code_hash()
+    name, code = job_name(experiment, Path("NAME"), "1"), snapshot.code_hash()
     job = _batch_job(experiment, site, array, name=name, code=code, manifest="array-1.json")
     return sbatch.array_script(site, experiment.submissions.absolute(), job)

@@ -79,7 +79,7 @@ ONE_CELL = ["matrix={schedule: 2bw, optimizer: adamw, seed: [0, 1]}", "exclude=[
 
 
 def test_commands_of_the_runs_that_are_left_are_printed_and_nothing_is_claimed(tmp_path: Path) -> None:
-    experiment = sweep(tmp_path / "a b;'c", *ONE_CELL)
+    experiment = sweep(tmp_path / "a b;'c", *ONE_CELL, "name='a b\nc'")
     first, second = experiment.runs
     assert asyncpp("train", first.folder, "--replay").code == 0
     text = asyncpp("launch", experiment.folder, "--print", "commands").output
@@ -93,6 +93,7 @@ def test_commands_of_the_runs_that_are_left_are_printed_and_nothing_is_claimed(t
     assert [f"--node-rank {node}" in line for node, line in enumerate(row["node_commands"])] == [True, True]
     script = asyncpp("launch", experiment.folder, "--print", "sbatch", "--site", profile).output
     assert script.startswith("# 1 runs of 2 nodes")
+    assert "#SBATCH --job-name=asyncpp-a_b_c-NAME-1\n" in script
     assert "#SBATCH --mem=3G" in script
     assert second.id in script
     assert first.id not in script
