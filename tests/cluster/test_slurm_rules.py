@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 from support.cluster_runs import hurry, preempt_all, scontrol, set_partition, squeue, wait_for
 
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch.common.bad_nodes import set_excluded
+from asyncpp_cli.launch.submission.sbatch import check_folder_name
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import KNOWN, JobPhase, phase_of
 
@@ -184,3 +187,20 @@ def test_no_word_of_this_slurm_for_a_state_is_undecided(slurm_conf: Path) -> Non
     words = said.rpartition("Valid job states include: ")[2].strip().split(",")
     assert "SIGNALING" in words, said
     assert [word for word in words if word not in KNOWN] == []
+
+
+def test_a_folder_is_refused_if_slurm_writes_the_jobs_output_elsewhere(
+    slurm_conf: Path, tmp_path: Path
+) -> None:
+    names = ["a 'b", "50% c", "d%z", "e%", "f\\g", "h%%", "i%5q", *(f"%{letter}" for letter in "AajJnNstux")]
+    for name in names:
+        (tmp_path / name).mkdir()
+        sbatch(f"--chdir={tmp_path / name}", "--output=%A_%a.out", "--array=0", "--wrap=true")
+    wait_for(lambda: not squeue(), seconds=100, why=squeue)
+    written = [name for name in names if list((tmp_path / name).iterdir())]
+    accepted = []
+    for name in names:
+        with suppress(UserError):
+            check_folder_name(tmp_path / name)
+            accepted.append(name)
+    assert written == accepted == ["a 'b", "50% c", "d%z", "e%"]

@@ -97,15 +97,14 @@ def submit_job(
 
 
 def check_folder_name(folder: Path) -> None:
-    """Refuse a folder whose path contains one of submitit's patterns.
+    """Refuse a folder in which SLURM would not find a job's files: it expands patterns in their paths.
 
     Raises:
-        UserError: the path contains %j, %t, %A or %a.
+        UserError: the path has a pattern of file names (sbatch(1), FILENAME PATTERN), or a backslash.
     """
     path = str(folder.absolute())
-    for pattern in ("%j", "%t", "%A", "%a"):
-        if pattern in path:
-            raise UserError(f"{path}: submitit would expand {pattern} in the path; rename the folder")
+    if found := re.search(r"\\|%[0-9AabJjNnstux%]", path):
+        raise UserError(f"{path}: SLURM would expand {found[0]} in the path of a job; rename the folder")
 
 
 def _add_dependency(executor: Any, others: Sequence[str]) -> None:
