@@ -185,12 +185,14 @@ def build_ranks(
 def representative_programs(config: RunConfig) -> list[Program]:
     """One program for each kind of segment of the run, verified.
 
-    These are the first, the first under delay, one in the middle and the last: the others differ from the
-    middle one in their numbers alone.
+    These are the first, and of those under delay the first, the longest and the last: the others need no
+    more versions, buffers or messages.
     """
     lengths = segment_lengths(config)
     delayed = [length for length in lengths if length[0] >= sync_steps(config)] or lengths
-    chosen = sorted({lengths[0], delayed[0], delayed[len(delayed) // 2], delayed[-1]})
+    # Of the longest the latest: it begins with as many versions as any.
+    longest = max(reversed(delayed), key=lambda length: length[1])
+    chosen = sorted({lengths[0], delayed[0], longest, delayed[-1]})
     programs = [segment_program(config, first_step=first, steps=steps) for first, steps in chosen]
     for program in programs:
         verify(program)

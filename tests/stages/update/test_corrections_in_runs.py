@@ -71,6 +71,15 @@ def test_a_synchronous_start_is_synchronous_and_then_delayed(sync_steps: int) ->
     check_against_one_process(config, delay=1, synchronous_steps=min(sync_steps, 5))
 
 
+def test_stages_keep_what_the_longest_segment_under_delay_needs() -> None:
+    """Segments of 2 synchronous steps, then of 1, 1, 2, 2, 1, 3 and 1."""
+    config = small_config("pipedream", stages=4, microbatches=1, steps=13)
+    config.train.checkpoint_interval = 4
+    config.correction = CorrectionConfig(name="sync-start", sync_steps=2)
+    check(config)
+    assert max(row["memory"]["versions"][0] for row in replayed(config).of_kind("segment")) == 3
+
+
 def test_a_corrected_backward_reads_the_estimate_and_leaves_the_weights_as_they_were() -> None:
     config = small_config("paci", stages=1, layers=1, precision="float64")
     config.correction = CorrectionConfig(name="discrepancy", memory=0.5)
