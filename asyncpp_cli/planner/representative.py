@@ -51,11 +51,9 @@ class Shape(NamedTuple):
         shard_head = config.parallel.shard_head
         enough = _enough(stages, options.get("ahead", 1), shard_head=shard_head)
         member = schedules.FAMILY.get(schedule.name)
-        if member is not None and member.bounded_activations and microbatches > enough:
-            if schedule_facts(config).stages == stages:
-                microbatches = interval * -(-enough // interval)
-            elif microbatches % stages == 0:
-                microbatches = enough
+        in_rounds = schedule_facts(config).stages == stages or microbatches % stages == 0
+        if member is not None and member.bounded_activations and microbatches > enough and in_rounds:
+            microbatches = interval * -(-enough // interval)
         return cls(
             schedule.name,
             stages,

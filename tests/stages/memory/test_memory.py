@@ -270,6 +270,7 @@ def test_room_for_reductions_is_what_processes_hold() -> None:
         ("v-half", 2, 9, {}),
         ("v-min", 3, 12, {"layers": 6}),
         ("paci-v", 3, 12, {"layers": 6, "update_interval": 2}),
+        ("paci-v", 2, 8, {"update_interval": 8}),
         ("2bw-v", 3, 12, {"layers": 8, "data": 2}),
         ("2bw-v", 2, 12, {"ahead": 2}),
         ("2bw-v", 2, 3, {"split": True, "precision": "bfloat16", "ema_decay": 0.9}),
