@@ -86,7 +86,13 @@ def problems(config: RunConfig, *, seen: dict[str, int | DataError] | None = Non
         return
     found = False
     of_model = (_check_model, _check_parametrization)
-    of_schedule = (check_schedule, _check_correction, _check_compile, _check_cuda_graphs)
+    of_schedule = (
+        _check_correction_options,
+        check_schedule,
+        _check_correction,
+        _check_compile,
+        _check_cuda_graphs,
+    )
     for checks in (of_model, of_schedule, (_check_lr_schedule,), (data, _check_document_mask)):
         if found and checks is of_schedule:
             continue
@@ -241,18 +247,25 @@ def _check_lr_schedule(config: RunConfig) -> None:
         )
 
 
-def _check_correction(config: RunConfig) -> None:
-    name = config.correction.name
+def _check_correction_options(config: RunConfig) -> None:
+    name, options = config.correction.name, correction_options(config.correction)
     if name == "none":
-        if correction_options(config.correction):
+        if options:
             raise ConfigError(
                 "correction", "has settings and no name; accepted: " + ", ".join(CORRECTION_NAMES)
             )
         return
     try:
-        settings = check_correction(name, correction_options(config.correction))
+        check_correction(name, options)
     except ValueError as error:
         raise ConfigError("correction", str(error)) from None
+
+
+def _check_correction(config: RunConfig) -> None:
+    name = config.correction.name
+    if name == "none":
+        return
+    settings = check_correction(name, correction_options(config.correction))
     if config.error_feedback.coefficient != 0:
         raise ConfigError("correction.name", f"{name} and error feedback do not go together; accepted: none")
     correction = CORRECTIONS[name]
@@ -540,7 +553,8 @@ def check_schedule(config: RunConfig) -> None:
         _check_size(config, schedule_facts(config).stages)
         _check_delay(config)
     try:
-        segment_program(config, first_step=0, steps=1)
+        for first_step in {0, sync_steps(config)}:
+            segment_program(config, first_step=first_step, steps=1)
     except schedules.ScheduleError as error:
         raise ConfigError("schedule", str(error)) from None
     facts = schedule_facts(config)

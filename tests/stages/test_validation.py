@@ -112,6 +112,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 EXPERTS, OF_WSD = {"family": "experts"}, {"optimizer.schedule": "wsd", "optimizer.warmup": 0.1}
 PREDICTED, DISCOUNTED = {"correction.name": "weight-prediction"}, {"correction.name": "lr-discount"}
+SYNC_START = {"correction.name": "sync-start"}
 SHARDS = {"schedule": "2bw", "stages": 3, "microbatches": 6, "shard_head": True}
 OF_SHARDS: list[tuple[dict[str, Any], str]] = [
     ({"model.factory": OWN}, "parallel.shard_head: needs a head that the program knows"),
@@ -161,6 +162,12 @@ TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     ({"schedule": "2bw"}, {"correction.anneal": 3}, "correction: has settings and no name"),
     ({"schedule": "2bw", "coefficient": 1.0}, DISCOUNTED, "correction.name: do not go together"),
+    ({"schedule": "2bw"}, SYNC_START | {"correction.sync_steps": -1}, "correction: whole number at least 0"),
+    (
+        {"schedule": "2bw-v"},
+        SYNC_START | {"schedule.microbatches": 1, "schedule.delay": 9},
+        "schedule: 2bw-v on 2 ranks needs at least 2 micro-batches",
+    ),
     ({"schedule": "2bw"}, DISCOUNTED | {"correction.reach": 1.0}, "correction: 'reach'; accepted: anneal"),
     (
         {"schedule": "2bw"},
