@@ -721,6 +721,15 @@ def _check_custom_schedule(config: RunConfig) -> None:
             f"a segment ends with versions {list(first.final_versions)}, and the next begins with "
             f"{list(second.initial_versions)}"
         )
+    of_first = schedules.analyze(first)
+    if any(
+        versions > 1 and mismatch
+        for versions, mismatch in zip(of_first.versions, of_first.mismatch_max, strict=True)
+    ):
+        problems.append(
+            "has backwards at newer weights than their forwards', and keeps older versions beside these; "
+            "accepted: backwards at the version of their forward, or one version"
+        )
     if (first.updates_together, first.update_interval) != (second.updates_together, second.update_interval):
         problems.append("updates in another way in its second segment")
     if first_step and first.rank_of_stage != tuple(range(config.parallel.stages)):

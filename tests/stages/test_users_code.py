@@ -171,6 +171,17 @@ def forgetful(segment):
     program = delayed_gpipe(segment)
     return replace(program, final_versions=program.final_versions[-1:])
 
+def newest_in_backward(segment):
+    program = delayed_gpipe(segment)
+    return replace(program, actions=tuple(
+        tuple(
+            action._replace(version=action.microbatch // segment.microbatches)
+            if action.op is Op.BACKWARD else action
+            for action in actions
+        )
+        for actions in program.actions
+    ))
+
 def no_program(segment):
     return [0]
 
@@ -332,6 +343,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("schedule.name", "further:no_program", "returns list, must return a schedules.Program"),
     ("schedule.name", "further:failing", "KeyError: 'lost'"),
     ("schedule.name", "further:leaving", "SystemExit: 3"),
+    ("schedule.name", "further:newest_in_backward", "keeps older versions beside these"),
     ("schedule.name", "further:shorter", "the program's steps is 1, must be 3"),
     ("schedule.name", "further:forgetful", r"ends with versions \[3\], and the next begins with \[2, 3\]"),
     (
