@@ -102,11 +102,13 @@ def submit_missing(
         missing = runs_to_submit(run_statuses, only=only, pauses=options.pauses)
         runs = [run for run in missing if run.id not in cancelled]
         free = free_jobs(site)
+        if free is not None and free > 1 and options.tell_end and site.on_end:
+            free -= 1  # for the job that tells the end
         max_array_size = slurm.cluster().max_array_size
         planned = plan_arrays(runs, site, options, max_array_size=max_array_size, free_jobs=free)
         left = {run.id for run in runs} - {each.run.id for array in planned for each in array.runs}
         if not planned:
-            _say_nothing_to_do(experiment, run_statuses, left=len(left), site=site)
+            _say_nothing_to_do(experiment, run_statuses, options, left=len(left), site=site)
             for note in () if options.wait else hold_notes(run_statuses):
                 say(note)
             return left
@@ -117,17 +119,25 @@ def submit_missing(
 
 
 def _say_nothing_to_do(
-    experiment: Experiment, run_statuses: Sequence[RunStatus], *, left: int, site: Site
+    experiment: Experiment,
+    run_statuses: Sequence[RunStatus],
+    options: LaunchOptions,
+    *,
+    left: int,
+    site: Site,
 ) -> None:
-    queued = sum(
-        run_status.has_job and run_status.status.state != State.COMPLETED for run_status in run_statuses
-    )
+    not_done = [
+        run_status
+        for run_status in run_statuses
+        if not is_done(run_status.status, until=options.pauses.get(run_status.run.id))
+    ]
+    queued = sum(run_status.has_job for run_status in not_done)
     elsewhere = sum(
-        run_status.status.state == State.RUNNING and not run_status.has_job for run_status in run_statuses
+        run_status.status.state == State.RUNNING and not run_status.has_job for run_status in not_done
     )
-    completed = sum(run_status.status.state == State.COMPLETED for run_status in run_statuses)
+    done = f"{len(run_statuses) - len(not_done)} of {len(run_statuses)} runs {_done(options)}"
     say(
-        f"Nothing to submit: {completed} of {len(run_statuses)} runs completed, {queued} queued or running"
+        f"Nothing to submit: {done}, {queued} queued or running"
         + (f", {elsewhere} running elsewhere" if elsewhere else "")
     )
     if left:
@@ -221,9 +231,12 @@ def follow(
                     left = submit_missing(experiment, site, options, only=left, cancelled=cancelled)
             time.sleep(_POLL_SECONDS)
     completed = len(run_statuses) - len(open_runs)
-    done = "completed or paused" if options.pauses else "completed"
-    say(f"{completed} of {len(run_statuses)} runs {done} in {experiment.folder}")
+    say(f"{completed} of {len(run_statuses)} runs {_done(options)} in {experiment.folder}")
     return 0 if not open_runs else 1
+
+
+def _done(options: LaunchOptions) -> str:
+    return "completed or paused" if options.pauses else "completed"
 
 
 def _has_room(site: Site) -> bool:

@@ -37,3 +37,13 @@ def test_the_end_is_told_once_by_the_cluster_itself(slurm_conf: Path, tmp_path: 
     # All of the second launch was cancelled, which is an end too.
     assert told.read_text() == sentence.format(1) * 2
     assert not Path("x").exists()
+
+
+def test_the_job_that_tells_the_end_counts_for_the_limit_on_jobs(slurm_conf: Path, tmp_path: Path) -> None:
+    experiment = sweep(tmp_path / "e", *ONE_RUN, "train.steps=2", "matrix.seed=[0,1,2]")
+    set_partition("down")
+    said = launch(
+        experiment.folder, "--replay", site=site_file(tmp_path, on_end=["echo"], submit_limit=3, retries=0)
+    )
+    assert "Submitted 2 of 3 runs" in said
+    assert len(squeue()) == 3

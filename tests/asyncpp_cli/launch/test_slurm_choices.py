@@ -166,6 +166,11 @@ def test_a_completed_run_whose_job_is_still_ending_is_counted_once(commands: Pat
     (commands / "site.yaml").write_text("time: '60'\nnetwork_interface: lo\n")
     ended = succeeded("launch", experiment.folder, "--replay", "--site", commands / "site.yaml")
     assert "Nothing to submit: 1 of 2 runs completed, 1 queued or running\n" in ended.errors
+    waiting.write_status(replace(waiting.status(), state=State.PAUSED, step=2))
+    write_program(commands / "squeue", "true")
+    site = commands / "site.yaml"
+    ended = succeeded("launch", experiment.folder, "--replay", "--site", site, "--until", "2")
+    assert "Nothing to submit: 2 of 2 runs completed or paused, 0 queued or running\n" in ended.errors
 
 
 @pytest.mark.parametrize("node", [-3600.0, 0.0, 3600.0])
