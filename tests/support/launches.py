@@ -167,8 +167,9 @@ def most_at_once(experiment: Experiment) -> int:
 
 
 def is_training(run: Run) -> bool:
+    """Whether its attempt has trained a step."""
     status = run.status()
-    return status.state == State.RUNNING and status.step > 0
+    return status.state == State.RUNNING and status.train_loss is not None
 
 
 def processes_of(run: Run) -> list[ProcessId]:

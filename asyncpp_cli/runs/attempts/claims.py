@@ -83,6 +83,7 @@ def claim(
             Status(
                 state=State.RUNNING,
                 attempt=attempt.number,
+                step=run.saved_step or 0,
                 steps=steps,
                 started=now,
                 updated=now,

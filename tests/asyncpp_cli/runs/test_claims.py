@@ -81,3 +81,11 @@ def test_other_software_than_at_the_submission_is_named() -> None:
     assert snapshot.difference(snapshot.software()) == ""
     before = snapshot.software() | {"torch": "1.0"}
     assert snapshot.difference(before) == f"torch was 1.0 and is {snapshot.software()['torch']}"
+
+
+def test_an_attempt_that_has_not_begun_to_train_has_the_steps_that_are_saved(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for step in (4, 12):
+        (run.checkpoints / f"step-{step}").mkdir(parents=True)
+    claimed(run, processes=1, replay=True, steps=20)
+    assert (run.status().step, run.status().steps) == (12, 20)
