@@ -22,6 +22,7 @@ from schedules.messages import (
     Kind,
     Message,
     channel_ends,
+    received,
 )
 
 if TYPE_CHECKING:
@@ -87,6 +88,23 @@ def places_to_agree(program: Program, rank: int) -> dict[int, Place]:
     """
     agreeing = _walk(program, [rank], common_step=True)[1]
     return {version: int(place) for version, (place,) in agreeing.items()}
+
+
+def after_own_update(program: Program, rank: int) -> frozenset[Action]:
+    """The actions of `rank` that wait for a message which depends on an update that `rank` has begun, and
+    finishes only later: before such a wait it has to give its part of what all ranks exchange in that update.
+
+    Args:
+        program: As for `places_to_post`; all stages update together.
+        rank: Performs the actions.
+    """
+    places = places_to_post(program, rank, common_step=True)
+    return frozenset(
+        action
+        for number, action in enumerate(program.actions[rank])
+        for message in received(action, program)
+        if places.get(message, 0) > updated(number)
+    )
 
 
 _Queue: TypeAlias = "deque[np.ndarray]"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from schedules.actions import ADDING_NOTHING, Action, Op, Program
-from schedules.dependencies import Place, launched, places_to_agree
+from schedules.dependencies import Place, after_own_update, launched, places_to_agree
 from stages.comm.collectives import Exchange, Reduction
 from stages.model.gradients.weight_gradient import WholeGradients
 from stages.update.rank_stats import RankTrace
@@ -197,6 +197,8 @@ class RankUpdates:
         self._places = places_to_agree(program, self._pipeline.rank) if program.head_shards else {}
         self._place, self._interval = launched(0), program.update_interval
         self._trace = trace
+        postponed = self._rules.common_step and self._data.size > 1
+        self._after_own = after_own_update(program, self._pipeline.rank) if postponed else frozenset[Action]()
         slack = slack_of(program, self._pipeline.rank, common_step=self._rules.common_step)
         self._begin_early = slack.early if self._data.size > 1 else frozenset[Action]()
         # Without slack nothing runs beside the updates, and a second stream would only take memory.
@@ -310,7 +312,8 @@ class RankUpdates:
     def go_on(self, *, before: Action | None, place: Place) -> Iterator[None]:
         """Continue the pending update as far as its exchanges have completed.
 
-        Complete it if the action `before` needs it, or at a drain (None). Yields where this rank would have
+        Complete it if the action `before` needs it, or at a drain (None); give this rank's part of it if the
+        action waits for ranks that need that. Yields where this rank would have
         to wait and other ranks of its process may run.
 
         Args:
@@ -322,7 +325,7 @@ class RankUpdates:
         if before is not None:
             yield from self._free_buffer(before)
         while self._pending is not None:
-            if before is not None and not self._pending.is_needed(before):
+            if before is not None and not self._pending.is_needed(before) and not self._must_agree(before):
                 return
             if not self._waits:
                 yield
@@ -349,6 +352,11 @@ class RankUpdates:
             agreement.heard()
         if before is None:
             self._update_clock.finish()
+
+    def _must_agree(self, before: Action) -> bool:
+        """Whether an action waits for ranks that wait for this one's part of the pending update."""
+        assert self._pending is not None
+        return before in self._after_own and self._phases.agreeing < self._pending.unit[0].version
 
     def _resume_without_waiting(self) -> None:
         while self._pending is not None and self._pending.awaited is not None:

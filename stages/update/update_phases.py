@@ -101,6 +101,8 @@ class UpdatePhases:
         self._program = program
         self._trace = trace
         self._ending = False
+        self.agreeing = program.first_step
+        """The latest version for which this rank has given its part of what all ranks exchange."""
         self.end_step = program.first_step + program.steps
         """The step before which the segment ends; earlier than the program's once a rank is asked to stop."""
         self.agreement.begin(program)
@@ -175,6 +177,7 @@ class UpdatePhases:
         if rules.common_step:
             yield may_agree
             common = pipeline.all_gather(torch.stack([*squares, stop_requested]))
+            self.agreeing = unit[0].version
             yield common
             by_rank = common.take()
             stop_requested = sum_in_order([values[-1] for values in by_rank])

@@ -31,12 +31,24 @@ def slow_down(patch: pytest.MonkeyPatch, group: type, *, polls: int) -> None:
         patch.setattr(group, name, slow(getattr(group, name)))
 
 
-@pytest.mark.parametrize(("stages", "microbatches"), [(2, 1), (2, 4), (4, 3), (4, 8)])
+@pytest.mark.parametrize(
+    ("schedule", "stages", "microbatches", "options"),
+    [
+        *(("2bw", stages, microbatches, {}) for stages, microbatches in ((2, 1), (2, 4), (4, 3), (4, 8))),
+        # Messages that depend on an update come before the first action that needs it.
+        ("2bw-v", 2, 2, {"delay": 2, "eval_interval": 9}),
+        ("2bw", 3, 5, {"ahead": 2, "shard_head": True, "eval_interval": 9}),
+    ],
+)
 @pytest.mark.slow
 def test_exchanges_that_take_longer_than_the_slack_hold_up_but_change_nothing(
-    stages: int, microbatches: int, monkeypatch: pytest.MonkeyPatch
+    schedule: str,
+    stages: int,
+    microbatches: int,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = small_config("2bw", stages=stages, data=2, microbatches=microbatches, steps=5)
+    config = small_config(schedule, stages=stages, data=2, microbatches=microbatches, steps=5, **options)
     quick, slow = Rows(), Rows()
     replay(config, recorder=quick)
     slow_down(monkeypatch, InProcessGroup, polls=200)
