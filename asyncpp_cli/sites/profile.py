@@ -182,6 +182,11 @@ def find_site(name: str) -> Site:
     )
 
 
+def site_option(site: Site) -> str:
+    """What `--site` takes for a profile in any folder: its name, or its absolute path if it has none."""
+    return site.name if site_files().get(site.name) == site.file else str(site.file.absolute())
+
+
 def read_site(file: Path, *, name: str) -> Site:
     """The profile in a file.
 

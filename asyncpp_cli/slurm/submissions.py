@@ -53,6 +53,7 @@ class Submission:
 
     folder: Path
     site: str
+    """What `--site` takes for its profile: a name, or an absolute path."""
     cluster: str
     user: str
     host: str

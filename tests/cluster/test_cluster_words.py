@@ -77,10 +77,12 @@ def test_a_job_that_ended_before_it_claimed_its_run_is_a_failure_with_its_log(
     assert "ended before the run began" in asyncpp("status", experiment.folder).output
     assert asyncpp("logs", experiment.folder, first.id).output == f"{failed}\n"
     chosen = {"named": set(), "failed": True, "timeout": False, "oom": False}
-    assert runs_to_retry(experiment, **chosen) == {first.id: "site", second.id: "site"}
+    assert runs_to_retry(experiment, **chosen) == {first.id: str(site), second.id: str(site)}
     # What the run does later is the later word.
     succeeded("train", second.folder, "--replay")
     assert [run["state"] for run in status_of(experiment.folder)] == ["failed", "completed"]
+    # To the site of its first job, whose profile has no name.
+    assert "Submitted 1 of 2 runs to site" in succeeded("launch", experiment.folder, "--failed").errors
 
 
 def test_a_job_cancelled_while_it_waited_is_no_failure(slurm_conf: Path, tmp_path: Path) -> None:

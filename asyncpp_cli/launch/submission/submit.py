@@ -24,7 +24,7 @@ from asyncpp_cli.launch.submission.sbatch import BatchJob, profile_keys
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.processes import user_name
 from asyncpp_cli.sites.containers import image_state
-from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.sites.profile import Site, site_option
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import SlurmError
 from asyncpp_cli.slurm.submissions import (
@@ -66,7 +66,7 @@ def submit(
     names = [job_name(experiment, folder, str(number)) for number in range(1, len(planned) + 1)]
     submission = Submission(
         folder=folder,
-        site=site.name,
+        site=site_option(site),
         cluster=slurm.cluster().name,
         user=user_name(),
         host=socket.gethostname(),
