@@ -185,7 +185,7 @@ def _mistakes(template: Template) -> list[str]:
             line = f"{template.source}: {where}{error.key}: {error}{hint}"
             problems.setdefault(f"{error.key}: {error}", line)
         except UserError as error:
-            problems[str(error)] = str(error)
+            problems[str(error)] = f"{template.source}: {where}{key}: {error}"
     if problems:
         given = {key for _, key, _ in settings}
         for key, names in (("schedule", schedules.NAMES), ("optimizer", OPTIMIZERS)):
