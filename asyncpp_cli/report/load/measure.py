@@ -150,7 +150,9 @@ def measure(metrics: Metrics) -> Measurement:
         bubble_by_rank=bubble_by_rank,
         slowest=slowest(segments, start),
         peak_memory=_peak_memory(segments),
-        load_per_core=max((row["load_per_core"] for row in segments if "load_per_core" in row), default=None),
+        load_per_core=max(
+            (float(row["load_per_core"]) for row in segments if "load_per_core" in row), default=None
+        ),
         **_load(segments),
         skipped_steps=int(steps["skipped"].sum()) if len(steps) else 0,
         skipped_last=len(steps) - 1 - max((~steps["skipped"]).arg_true(), default=-1),

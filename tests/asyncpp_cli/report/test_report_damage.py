@@ -90,6 +90,14 @@ def test_a_diverged_run_is_null_in_json_and_named_in_the_table(tmp_path: Path) -
     assert "nan" in to_text(report_of(experiment.folder))
 
 
+def test_a_load_that_is_no_number_damages_its_run_alone(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    experiment.add(settings("1f1b", "muon"), rows=[row | {"load_per_core": "low"} for row in metrics()])
+    experiment.add(settings("2bw", "muon"))
+    assert [cell["status"] for cell in cells_of(experiment.folder)] == ["damaged", "completed"]
+    assert "has a row of another form" in to_text(report_of(experiment.folder))
+
+
 @settings_of_hypothesis(max_examples=100, deadline=None)
 @given(st.permutations(["1f1b", "2bw"]), st.integers(0, 10), st.integers(0, 100), JSON, st.booleans())
 @pytest.mark.slow
@@ -101,6 +109,7 @@ def test_no_row_whatever_it_holds_stops_the_report(
         if row["kind"] == "segment":
             row["action_seconds"] = {"F": [0.1, 0.1], "B": [0.2, 0.2], "U": [0.01, 0.01]}
             row["memory"] = {"total": [1, 2], "device_peak": []}
+            row["load_per_core"] = 0.5
     row = rows[place % len(rows)]
     name = list(row)[field % len(row)]
     if remove:
