@@ -61,8 +61,8 @@ def mirror(
         folder = runs[0].folder
     target = real_folder(out if out is not None else folder / name)
     tracker = tracker_class(name)(target, project=folder.resolve().name)
-    rows = sum(_update(tracker, run) for run in runs)
-    say(f"{target}: {rows} rows of {len(runs)} runs. {tracker.hint}")
+    rows = [count for run in runs if (count := _update(tracker, run)) is not None]
+    say(f"{target}: {sum(rows)} rows of {len(rows)} runs. {tracker.hint}")
     try:
         while follow:
             time.sleep(SECONDS_BETWEEN_UPDATES)
@@ -72,8 +72,8 @@ def mirror(
         say("Stopped. Mirroring again continues from here.")
 
 
-def _update(tracker: Tracker, run: Run) -> int:
-    """Mirror a run; returns the number of rows. A damaged run is reported and skipped."""
+def _update(tracker: Tracker, run: Run) -> int | None:
+    """Mirror a run; returns the number of rows. A damaged run is reported and skipped: None."""
     from asyncpp_cli.base.console import say
 
     try:
@@ -84,4 +84,4 @@ def _update(tracker: Tracker, run: Run) -> int:
         say(f"left out: {error.filename} cannot be read ({error.strerror})")
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         say(f"left out: {run.metrics_file} has a malformed row ({error!r})")
-    return 0
+    return None

@@ -63,6 +63,17 @@ def test_tensorboard_reads_what_the_run_measured(tmp_path: Path) -> None:
     assert "name: 2bw" in described.tensor_proto.string_val[0].decode()
 
 
+def test_a_run_that_is_left_out_is_not_counted(tmp_path: Path) -> None:
+    made = ExperimentFolder(tmp_path / "e")
+    made.add(settings("2bw", "adamw"))
+    rows = metrics()
+    del rows[1]["tokens"]
+    damaged = made.add(settings("1f1b", "adamw"), rows=rows)
+    done = succeeded("mirror", tmp_path / "e", "--to", "tensorboard")
+    assert f"left out: {damaged.metrics_file} has a malformed row" in done.errors
+    assert "10 rows of 1 runs." in done.errors
+
+
 def test_mirroring_again_adds_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
     whole = metrics()
     run = experiment(tmp_path / "e", whole)
