@@ -215,7 +215,7 @@ def run_at(path: Path) -> Run:
     if (run := Run(path)).config_file.is_file():
         return run
     experiment, cells = runs_at(path)
-    if len(cells) > 1 or (path / EXPERIMENT_FILE).exists():
+    if len(cells) > 1:
         raise UserError(f"{path} names {len(cells)} runs; accepted: one run, DIR/PREFIX of its id")
     return experiment.run(cells[0].id)
 

@@ -54,10 +54,9 @@ def logs(
     from asyncpp_cli.runs.experiment_folder import runs_named
 
     experiment, runs = runs_named(folder, [run] if run is not None else [])
+    runs = runs or experiment.runs
     if len(runs) != 1:
-        raise UserError(
-            f"{folder} names {len(experiment.cells)} runs; accepted: one run, DIR/PREFIX of its id"
-        )
+        raise UserError(f"{folder} names {len(runs)} runs; accepted: one run, DIR/PREFIX of its id")
     [selected] = runs
     try:
         if follow:

@@ -109,6 +109,13 @@ def follower(experiment: Experiment, tmp_path: Path) -> Iterator[Started]:
         yield following
 
 
+def test_an_experiment_of_one_run_names_it(tmp_path: Path) -> None:
+    experiment = sweep(tmp_path / "e", *ONE)
+    begun(experiment.runs[0])
+    assert "began" in succeeded("logs", experiment.folder).output
+    assert "has no checkpoint yet" in refusal("export", experiment.folder, "--out", tmp_path / "weights")
+
+
 @pytest.mark.slow
 def test_following_goes_on_to_the_end_of_the_run(follower: Started, experiment: Experiment) -> None:
     run = experiment.runs[0]
