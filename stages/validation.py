@@ -592,9 +592,9 @@ def check_schedule(config: RunConfig) -> None:
 def _check_cut(cut: list[float], model: ModelConfig, *, stages: int) -> None:
     smallest = 0.5 if model.factory is None else 1
     sizes = "whole or with .5" if model.factory is None else "whole, since model.factory makes whole blocks"
-    is_possible = all(size >= smallest and size % smallest == 0 for size in cut[:-1])
-    is_possible &= cut[-1] >= 0 and cut[-1] % smallest == 0
-    if len(cut) != stages or sum(cut) != model.layers or not is_possible:
+    is_possible = len(cut) == stages and sum(cut) == model.layers
+    is_possible &= all(size >= smallest and size % smallest == 0 for size in cut[:-1])
+    if not is_possible or cut[-1] < 0 or cut[-1] % smallest:
         raise ConfigError(
             "parallel.cut",
             f"is {cut}; accepted: the blocks of {stages} stages, {sizes}, {model.layers} in all and at least "
