@@ -234,11 +234,14 @@ def plan_of(question: Question, cells: Sequence[ResolvedCell], tried: Sequence[P
     """The plan for the cells of a template with points.
 
     Raises:
-        UserError: there is nothing to choose from.
+        UserError: there is nothing to choose from, or a key that cannot be tuned.
     """
     if len(tried) < 2:
         raise UserError("there is one point to try, and nothing to choose from; give more --samples")
     keys = list(tried[0])
+    for key in {"train.steps", "seed"}.intersection(keys):
+        # Candidates are compared after the same steps, by their means over seeds.
+        raise UserError(f"--over {key} cannot be tuned; accepted: an axis, matrix.{key}=[...]")
     by_arm: dict[str, list[ResolvedCell]] = {}
     for resolved in cells:
         by_arm.setdefault(repr(_arm_axes(resolved, keys)), []).append(resolved)

@@ -93,6 +93,12 @@ def test_rungs_that_are_refused(text: str) -> None:
     assert "increasing shares between 0 and 1" in refusal(*words)
 
 
+@pytest.mark.parametrize("key", ["train.steps", "seed"])
+def test_steps_and_seeds_are_no_candidates(key: str) -> None:
+    said = refusal("tune", "quickstart", "--over", f"{key}=[10,20]", "--dry-run")
+    assert f"--over {key} cannot be tuned; accepted: an axis, matrix.{key}=[...]" in said
+
+
 def test_nothing_to_choose_from_is_refused() -> None:
     with pytest.raises(UserError, match="nothing to choose from"):
         plan_for("quickstart", over=("optimizer.lr=[1e-3]",))
