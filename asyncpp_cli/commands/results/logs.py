@@ -73,7 +73,9 @@ def _show(experiment: Experiment, run: Run, *, attempt: int | None, rank: int | 
     from asyncpp_cli.runs.attempts.attempt import Attempt
     from asyncpp_cli.runs.attempts.settle import current_status
 
-    number = attempt or current_status(run).attempt
+    # A damaged status tells no attempt.
+    latest = max((log.attempt for log in rank_logs(run)), default=0)
+    number = attempt or current_status(run).attempt or latest
     log = log_to_show(run, attempt=number, rank=rank) if number else None
     if log is not None:
         _say_files(run, log)

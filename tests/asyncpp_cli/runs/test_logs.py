@@ -116,6 +116,14 @@ def test_an_experiment_of_one_run_names_it(tmp_path: Path) -> None:
     assert "has no checkpoint yet" in refusal("export", experiment.folder, "--out", tmp_path / "weights")
 
 
+def test_a_run_whose_status_is_damaged_shows_its_latest_log(tmp_path: Path) -> None:
+    [run] = sweep(tmp_path / "e", *ONE).runs
+    for _ in range(2):
+        end(begun(run), 1, 1)
+    run.status_file.write_text("{")
+    assert "attempt 2, rank 0 began" in succeeded("logs", run.folder).output
+
+
 @pytest.mark.slow
 def test_following_goes_on_to_the_end_of_the_run(follower: Started, experiment: Experiment) -> None:
     run = experiment.runs[0]
