@@ -280,7 +280,9 @@ def _diverged(cells: Sequence[CellResult], names: Mapping[int, str]) -> list[str
     ]
     if not found:
         return []
-    return [f"Diverged: {_first(found)}. Losses and gaps there are those of the other seeds."]
+    others = any(0 < len(cell.diverged) < len(cell.runs) for cell in cells)
+    rest = " Losses and gaps there are those of the other seeds." if others else ""
+    return [f"Diverged: {_first(found)}.{rest}"]
 
 
 def _unpaired(delayed: Sequence[CellResult], names: Mapping[int, str]) -> list[str]:
