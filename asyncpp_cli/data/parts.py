@@ -153,9 +153,9 @@ def separator_line(separator: str) -> re.Pattern[bytes]:
 
     Lines end in LF, CRLF or CR; spaces around the separator, and a byte order mark, do not matter.
     """
-    return re.compile(
-        rb"(?:\r?\n|\r(?!\n))" + _BLANK + re.escape(separator.strip().encode()) + _BLANK + rb"(?=[\r\n])"
-    )
+    # Two runs of blanks in a row would take time that grows with the square of a line of blanks.
+    mark = re.escape(word.encode()) + _BLANK if (word := separator.strip()) else b""
+    return re.compile(rb"(?:\r?\n|\r(?!\n))" + _BLANK + mark + rb"(?=[\r\n])")
 
 
 def end_of_line(text: bytes) -> int:
