@@ -60,7 +60,7 @@ def text_files(config: DataConfig) -> tuple[Path, list[TextFile]]:
     """The folder that names are relative to, and its text files, sorted by name.
 
     Raises:
-        DataError: the path does not exist or holds no text.
+        DataError: the path does not exist or holds no text, or a file cannot be read.
     """
     if config.path is None:
         root = Path(sysconfig.get_path("stdlib"))
@@ -112,12 +112,16 @@ def is_hidden(relative: Path) -> bool:
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file is readable and begins like text."""
+    """Whether a file begins like text.
+
+    Raises:
+        DataError: it cannot be read.
+    """
     try:
         with path.open("rb") as file:
             start = file.read(1024)
-    except OSError:
-        return False
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})") from error
     return bool(start) and b"\0" not in start
 
 

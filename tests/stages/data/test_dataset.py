@@ -47,6 +47,13 @@ def test_a_folder_is_split_by_file_and_what_is_no_text_is_left_out(tmp_path: Pat
     assert 1 <= len(validation) <= 8
 
 
+def test_a_file_of_a_folder_that_cannot_be_read_is_not_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("abc" * 100)
+    (tmp_path / "b.txt").symlink_to("/proc/self/mem")
+    with pytest.raises(DataError, match=r"b\.txt cannot be read"):
+        prepare(DataConfig(path=str(tmp_path), context=8), cache=tmp_path.parent / "c")
+
+
 def test_the_entropy_is_that_of_the_validation_bytes(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("aab" * 50 + "aaab" * 50)
