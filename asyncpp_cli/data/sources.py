@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import glob
 import gzip
 import lzma
 import zlib
@@ -67,15 +68,15 @@ def _of_input(name: str) -> Iterator[Source]:
         yield source
         return
     if path.is_dir():
-        root, candidates = path, path.rglob("*")
+        candidates = [file for file in path.rglob("*") if not is_hidden(file.relative_to(path))]
     elif any(character in name for character in "*?["):
-        root = Path(path.anchor)
-        candidates = root.glob(str(path.relative_to(root)))
+        # Path.glob knows no hidden files, and fails for "**.txt".
+        candidates = [Path(found) for found in glob.iglob(str(path), recursive=True)]  # noqa: PTH207
     else:
         raise UserError(
             f"{name} does not exist; a file, a folder or a pattern such as 'texts/*.jsonl' is accepted"
         )
-    files = sorted(file for file in candidates if file.is_file() and not is_hidden(file.relative_to(root)))
+    files = sorted(file for file in candidates if file.is_file())
     names = {file: str(file.relative_to(path)) if path.is_dir() else str(file) for file in files}
     sources = [source for file in files if _readable(source := _source(file, names[file]))]
     if not sources:

@@ -76,6 +76,26 @@ def test_bytes_need_no_library_and_a_zero_ends_a_document(
     assert sorted(found) == sorted(text.replace("\n", " ") for text in documents)
 
 
+@pytest.mark.parametrize(
+    "pattern", ["../texts/*.txt", "../texts/**.txt", "../texts/.more/*.txt", "../**/*.txt"]
+)
+def test_a_pattern_finds_what_a_shell_finds(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("here", "texts/.more"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("a.txt", ".hidden.txt", ".more/a.txt"):
+        (tmp_path / "texts" / file).write_text("text")
+    monkeypatch.chdir(tmp_path / "here")
+    found = [source.name for source in sources.find_sources([pattern])]
+    assert found == [pattern.replace("**/", "texts/").replace("**", "*").replace("*", "a")]
+
+
+def test_a_long_line_of_blanks_is_searched_once_for_an_empty_separator() -> None:
+    text = b"a\n" + b" " * 1_000_000 + b"b\n \nc"
+    assert [len(part) for part in parts.separator_line("").split(text)] == [1_000_003, 2]
+
+
 def test_one_document_holds_out_its_end(tmp_path: Path) -> None:
     text = "0123456789" * 50
     (tmp_path / "in.txt").write_text(text)
