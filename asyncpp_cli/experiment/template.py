@@ -430,7 +430,7 @@ def _set_everywhere(content: dict[str, Any], key: str, value: Any) -> None:
     if any(key in group for group in content["zip"]):
         raise UserError(f"{key} is an axis of zip in this template: set zip as a whole (zip=...)")
     if isinstance(value, Mapping) and key != "model":
-        raise UserError(f"{key} takes one value; set one key of the section, as in train.steps=300")
+        raise UserError(f"{key} is a section; accepted: one of its keys at a time, as in {key}.KEY=VALUE")
     section, _, name = key.partition(".")
     if section == "model" and name and isinstance(content.get("model"), dict):
         content["model"][name] = value

@@ -241,6 +241,7 @@ MEANINGLESS = {
         ("data.sources.wiki=nowhere.txt", "data.sources.wiki: "),
         ("data.sources.wiki=[3]", "data.sources.wiki takes one value"),
         ("data.sources.=wiki.txt", "takes one source by name: data.sources.NAME"),
+        ("data.sources={wiki: wiki.txt}", "data.sources is a section; accepted: one of its keys at a time"),
         ("data.sources.wiki=tiny.txt", "data.sources.wiki: the train split of"),
         ("data.sources.wiki=bpe", "was made with another tokenizer"),
         ("data.sources._x=wiki.txt", "data.sources._x: accepted as a name"),
