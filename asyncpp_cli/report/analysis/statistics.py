@@ -56,7 +56,12 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     if len(known) > 1:
         # `stdev` raises for infinities.
         std = stdev(known) if all(map(math.isfinite, known)) else math.nan
-    return Spread(mean=fmean(known), std=std, n=len(known))
+    return Spread(mean=_mean(known), std=std, n=len(known))
+
+
+def _mean(values: Sequence[float]) -> float:
+    # `fmean` raises for infinities of both signs.
+    return fmean(values) if all(map(math.isfinite, values)) else sum(values) / len(values)
 
 
 def welch(first: Spread, second: Spread) -> Interval | None:
@@ -176,7 +181,7 @@ class Pairs:
     @property
     def mean(self) -> float | None:
         """Mean difference; None without a common seed."""
-        return fmean(self.differences) if self.first else None
+        return _mean(self.differences) if self.first else None
 
     @property
     def interval(self) -> Interval | None:

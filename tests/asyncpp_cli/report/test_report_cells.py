@@ -59,6 +59,7 @@ def text(cell: CellResult, key: str) -> str:
         # A seed that diverged makes the mean not finite.
         ([1.0, math.nan], math.nan, math.nan),
         ([1.0, math.inf], math.inf, math.nan),
+        ([-math.inf, math.inf], math.nan, math.nan),
     ],
 )
 def test_mean_and_sample_deviation(values: list[float], mean: float, deviation: float | None) -> None:
@@ -212,6 +213,12 @@ def test_a_correction_recovers_its_share_of_the_gap() -> None:
     runs = [*seeds("1f1b", 2.0, 2.0), *seeds("2bw", 2.4, 2.41, 9.0)]
     corrected = [run("2bw", loss, seed=seed, error_feedback=1.0) for seed, loss in ((0, 2.1), (2, 1.0))]
     assert last(*runs, *corrected).recovered == pytest.approx(0.75)
+
+
+def test_losses_that_are_infinite_in_either_arm_leave_no_gap() -> None:
+    cell = last(*seeds("1f1b", 2.0, math.inf), *seeds("2bw", math.inf, 2.0))
+    assert records([cell])[0]["gap"] is None
+    assert cell.gap_interval is None
 
 
 def test_more_updates_on_the_same_tokens_are_said() -> None:
