@@ -427,7 +427,7 @@ def _without_speed(cells: Iterable[CellResult]) -> str:
 
 
 def _fastest(arm: Sequence[CellResult]) -> CellResult | None:
-    measured = [cell for cell in arm if cell.tokens_per_second is not None]
+    measured = [cell for cell in arm if _speeds([cell])]
     return max(measured, key=lambda cell: fmean(_speeds([cell]).values()), default=None)
 
 

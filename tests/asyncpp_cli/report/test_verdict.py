@@ -256,6 +256,11 @@ def test_throughput_is_relative_to_the_fastest_synchronous_schedule() -> None:
     assert (delayed.fastest.schedule, delayed.baseline.schedule) == ("zb-v", "1f1b")
 
 
+def test_a_speed_of_zero_is_none() -> None:
+    [verdict] = verdicts(averaged(runs_of([("1f1b", 1200, curve(1200), 0.0), *DELAYED])))
+    assert verdict.reason == "no throughput was measured"
+
+
 @pytest.mark.parametrize("steps", [100, 1000])
 def test_the_longest_synchronous_runs_give_the_loss_and_the_fastest_the_time(steps: int) -> None:
     fastest = ("zb-v", steps, curve(steps), 1250.0)
