@@ -10,6 +10,7 @@ from asyncpp_cli.base.console import command
 from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult, arm_names, value_text
 from asyncpp_cli.report.analysis.conditions import busy_text, span
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE
+from asyncpp_cli.report.load.run import grouped
 
 TOKENS_PER_PARAMETER = 20
 """Usual tokens per parameter of pretraining; runs with fewer are called short."""
@@ -72,22 +73,22 @@ def _loss_sentences(delayed: Sequence[CellResult]) -> list[str]:
     models = len({cell.model for cell in compared}) > 1
     for cell in compared:
         where = [f"{name}={value}" for name, value in _position(cell).items()]
-        groups.setdefault((cell.schedule, *([cell.model] if models else []), *where), []).append(cell)
+        assert cell.baseline is not None
+        arms = (cell.schedule, cell.baseline.schedule)
+        groups.setdefault((*arms, *([cell.model] if models else []), *where), []).append(cell)
     if len(groups) > MAX_GROUPS:
         return _along_one_axis(compared) or [
             f"Loss: {len(compared)} comparisons with a synchronous cell; see the gap column."
         ]
     sentences = []
-    for (schedule, *where), group in groups.items():
-        baseline = group[0].baseline
-        assert baseline is not None
+    for (schedule, baseline, *where), group in groups.items():
         prefix = f"Loss ({', '.join(where)})" if where and len(groups) > 1 else "Loss"
         optimizers = dict.fromkeys(cell.optimizer for cell in group)
         changes = [
             _optimizer_changes([cell for cell in group if cell.optimizer == name]) for name in optimizers
         ]
         sentences.append(
-            f"{prefix}: against {baseline.schedule}, {schedule} changes the validation loss "
+            f"{prefix}: against {baseline}, {schedule} changes the validation loss "
             f"{'; '.join(changes)} nats per token."
         )
     return sentences
@@ -105,8 +106,10 @@ def _position(cell: CellResult) -> dict[str, str]:
 def _along_one_axis(compared: Sequence[CellResult]) -> list[str]:
     """The gaps along the only axis other than optimizer and correction in which the cells differ, if any."""
     positions = [_position(cell) | {"model": cell.model} for cell in compared]
-    varying = [name for name in positions[0] if len({position.get(name) for position in positions}) > 1]
-    if len(varying) != 1 or len({cell.schedule for cell in compared}) > 1:
+    names = dict.fromkeys(name for position in positions for name in position)
+    varying = [name for name in names if len({position.get(name) for position in positions}) > 1]
+    arms = {(cell.schedule, cell.baseline and cell.baseline.schedule) for cell in compared}
+    if len(varying) != 1 or len(arms) > 1:
         return []
     (axis,) = varying
     values = list(dict.fromkeys(position[axis] for position in positions))
@@ -180,11 +183,9 @@ def _updates(cell: CellResult) -> str:
 
 def _speed_sentences(delayed: Sequence[CellResult]) -> list[str]:
     sentences = []
-    for schedule in dict.fromkeys(cell.schedule for cell in delayed):
-        cells = [cell for cell in delayed if cell.schedule == schedule and cell.throughput_ratio is not None]
-        if not cells:
-            continue
-        fastest = cells[0].fastest
+    timed = [cell for cell in delayed if cell.throughput_ratio is not None]
+    for cells in grouped(timed, lambda cell: (cell.schedule, cell.fastest and cell.fastest.schedule)):
+        schedule, fastest = cells[0].schedule, cells[0].fastest
         assert fastest is not None
         ratios = span(
             [cell.throughput_ratio for cell in cells if cell.throughput_ratio is not None], "{:.2f}"
@@ -281,7 +282,7 @@ def _diverged(cells: Sequence[CellResult], names: Mapping[int, str]) -> list[str
     if not found:
         return []
     others = any(0 < len(cell.diverged) < len(cell.runs) for cell in cells)
-    rest = " Losses and gaps there are those of the other seeds." if others else ""
+    rest = " Losses and gaps there are those of the runs that are complete." if others else ""
     return [f"Diverged: {_first(found)}.{rest}"]
 
 

@@ -64,6 +64,30 @@ def test_speed_gives_the_range_over_the_pairs_and_the_waiting() -> None:
     assert "wait 4% of the time instead of 31% to 33%" in said
 
 
+def test_sentences_name_the_synchronous_schedule_that_each_cell_is_compared_with() -> None:
+    four = {"schedule.microbatches": 4}
+    said = words_of(
+        *(run("1f1b"), run("gpipe", speed=1100.0), run("2bw", speed=1300.0)),
+        *(run("1f1b", speed=1200.0, **four), run("2bw", speed=1500.0, **four)),
+    )
+    assert "2bw trains on 1.18 times as many tokens per second as gpipe" in said
+    assert "2bw trains on 1.25 times as many tokens per second as 1f1b" in said
+    said = words_of(run("1f1b", "adamw"), run("gpipe"), run("2bw", "adamw"), run("2bw"))
+    assert "against 1f1b, 2bw changes the validation loss of adamw by" in said
+    assert "against gpipe, 2bw changes the validation loss of muon by" in said
+
+
+def test_gaps_along_an_axis_are_not_mixed_with_those_of_another_form_of_error_feedback() -> None:
+    runs = []
+    for rate in (1e-4, 2e-4, 3e-4, 4e-4, 5e-4):
+        axes = {"optimizer.lr": rate}
+        runs += [run("1f1b", axes=axes, **axes), run("2bw", axes=axes, **axes)]
+        for form in ("look-ahead", "buffered"):
+            further = axes | {"error_feedback.form": form}
+            runs.append(run("2bw", "muon", 1.0, loss=2.0 + (form == "buffered"), axes=further, **further))
+    assert "Loss: 15 comparisons with a synchronous cell; see the gap column." in words_of(*runs)
+
+
 def test_few_seeds_short_runs_and_models_are_named() -> None:
     assert [words_of(run("2bw")), words_of(run("1f1b"), run("gpipe")), words_of()] == [""] * 3
     assert "n = 1" in words_of(*both())
