@@ -291,7 +291,7 @@ class CellResult:
     @cached_property
     def speed_interval(self) -> Interval | None:
         """Of the mean tokens per second, over seeds; of one seed, over its segments. None for one number."""
-        speeds = [run.measurement.tokens_per_second or 0.0 for run in self.completed]
+        speeds = [speed for run in self.completed if (speed := run.measurement.tokens_per_second) is not None]
         return paired(speeds if len(speeds) > 1 else [rate for run in self.completed for rate in _rates(run)])
 
     @cached_property
@@ -318,9 +318,23 @@ class CellResult:
 
     @property
     def throughput_ratio(self) -> float | None:
-        """Tokens per second, relative to the fastest synchronous cell."""
+        """Tokens per second, relative to the fastest synchronous cell.
+
+        Over the seeds of both if there are two, as its interval; else over all.
+        """
+        if len(self._speed_pairs) > 1:
+            own_speeds, base_speeds = zip(*self._speed_pairs, strict=True)
+            return fmean(own_speeds) / fmean(base_speeds)
         own, base = self.tokens_per_second, self.fastest.tokens_per_second if self.fastest else None
         return own.mean / base.mean if own is not None and base is not None and base.mean > 0 else None
+
+    @cached_property
+    def _speed_pairs(self) -> list[tuple[float, float]]:
+        """Tokens per second of this and of the fastest synchronous cell, by common seed."""
+        if self.fastest is None:
+            return []
+        own, base = speeds_by_seed(self.completed), speeds_by_seed(self.fastest.completed)
+        return [(own[seed], base[seed]) for seed in own if seed in base]
 
     @cached_property
     def throughput_interval(self) -> Interval | None:
@@ -332,8 +346,7 @@ class CellResult:
         """
         if self.fastest is None or self.throughput_ratio is None:
             return None
-        own, base = _log_speed_by_seed(self.completed), _log_speed_by_seed(self.fastest.completed)
-        interval = paired([own[seed] - base[seed] for seed in own if seed in base])
+        interval = paired([math.log(own) - math.log(base) for own, base in self._speed_pairs])
         if interval is None:
             samples = [spread(_log_rates(cell.completed)) for cell in (self, self.fastest)]
             interval = welch(samples[0], samples[1]) if samples[0] and samples[1] else None
@@ -415,11 +428,6 @@ def _log_rates(runs: Iterable[RunResult]) -> list[float]:
     return [math.log(rate) for run in runs for rate in _rates(run)]
 
 
-def _log_speed_by_seed(runs: Iterable[RunResult]) -> dict[Any, float]:
-    speeds = ((run.value("seed"), run.measurement.tokens_per_second) for run in runs)
-    return {seed: math.log(speed) for seed, speed in speeds if speed}
-
-
 def _by_rank(runs: Iterable[tuple[float, ...]]) -> list[tuple[float, ...]]:
     """The values of all runs for each rank, from those of all ranks for each run; empty ones are left out."""
     return list(zip(*(values for values in runs if values), strict=False))
@@ -464,6 +472,15 @@ def _name(cell: CellResult, keys: Sequence[str], *, model: bool) -> str:
 def value_text(value: Any) -> str:
     """A configuration value in a few characters."""
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def speeds_by_seed(runs: Iterable[RunResult]) -> dict[Any, float]:
+    """Tokens per second of each seed; the mean of several runs with one seed. Without zeros."""
+    speeds: dict[Any, list[float]] = {}
+    for run in runs:
+        if run.measurement.tokens_per_second:
+            speeds.setdefault(run.value("seed"), []).append(run.measurement.tokens_per_second)
+    return {seed: fmean(values) for seed, values in speeds.items()}
 
 
 def losses_by_seed(

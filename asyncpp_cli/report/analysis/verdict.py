@@ -17,7 +17,7 @@ from typing import Any
 from asyncpp_cli.base.console import command
 from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.aggregate import CORRECTION, LENGTH
-from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult, arm_names
+from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult, arm_names, speeds_by_seed
 from asyncpp_cli.report.analysis.conditions import busy_text
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, paired, pairs, t_quantile
 from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, StepsRatio, steps_ratio, time_interval
@@ -469,12 +469,7 @@ def time_by_loss(verdict: Verdict) -> dict[str, list[tuple[float, list[float]]]]
 
 def _speeds(cells: Iterable[CellResult]) -> dict[Any, float]:
     """Tokens per second by seed, the mean over the lengths."""
-    speeds: dict[Any, list[float]] = {}
-    for cell in cells:
-        for run in cell.completed:
-            if run.measurement.tokens_per_second:
-                speeds.setdefault(run.value("seed"), []).append(run.measurement.tokens_per_second)
-    return {seed: fmean(values) for seed, values in speeds.items()}
+    return speeds_by_seed(run for cell in cells for run in cell.completed)
 
 
 def _named(cell: CellResult) -> str:

@@ -156,6 +156,15 @@ def test_speed_has_an_interval_over_segments_and_from_two_seeds_over_pairs() -> 
     both = last(*runs, timed("2bw", 1300.0), timed("2bw", 650.0, seed=1))
     assert both.throughput_interval.half_width == pytest.approx(0.0, abs=1e-12)
     assert last(timed("1f1b", 1000.0), timed("2bw", 1300.0)).throughput_interval is None
+    # The ratio is over the seeds that its interval is over.
+    more = last(*runs, *(timed("2bw", rate, seed=seed) for seed, rate in enumerate((1300.0, 650.0, 9000.0))))
+    assert (more.throughput_ratio, more.throughput_interval.high) == (1.3, pytest.approx(1.3))
+
+
+def test_a_run_without_a_speed_is_no_run_of_speed_zero() -> None:
+    cell = last(run("1f1b", speed=990.0), run("1f1b", speed=1010.0, seed=1), run("1f1b", seed=2))
+    assert cell.tokens_per_second.mean == pytest.approx(1000.0)
+    assert cell.speed_interval.low + cell.speed_interval.high == pytest.approx(2000.0)
 
 
 @pytest.mark.parametrize(
