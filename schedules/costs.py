@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from schedules.actions import Op, Program, ScheduleError
 
+MOST_TIME = 1e100
+"""Longest time of an action or message: a sum of as many as a program has is finite."""
+
 MOST_JITTER = 100.0
 """Largest standard deviation of a computation's time, as a share of it."""
 
@@ -112,8 +115,8 @@ def uniform_costs(
         ("transfer", transfer),
         ("jitter", jitter),
     ):
-        if not math.isfinite(time) or time < 0:
-            raise ScheduleError(f"{label} takes {time}; accepted: a finite time of 0 or more")
+        if not 0 <= time <= MOST_TIME:
+            raise ScheduleError(f"{label} takes {time}; accepted: 0 to {MOST_TIME:g}")
     if jitter > MOST_JITTER:
         raise ScheduleError(f"jitter is {jitter:g}; accepted: {MOST_JITTER:g} at most")
     of_stages = program.loss_stage + 1

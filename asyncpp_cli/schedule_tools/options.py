@@ -32,11 +32,11 @@ Names = Annotated[
         metavar="NAME...", help="Schedules (see `list`) or files.", autocompletion=_schedule_words
     ),
 ]
-Stages = Annotated[int | None, typer.Option(metavar="P", help="Pipeline ranks.")]
-Microbatches = Annotated[int | None, typer.Option(metavar="M", help="Micro-batches per step.")]
+Stages = Annotated[int | None, typer.Option(metavar="P", min=1, help="Pipeline ranks.")]
+Microbatches = Annotated[int | None, typer.Option(metavar="M", min=1, help="Micro-batches per step.")]
 Chunks = Annotated[
     int | None,
-    typer.Option(metavar="V", help="Stages per rank (interleaved-1f1b, looped-bfs; default: 2)."),
+    typer.Option(metavar="V", min=1, help="Stages per rank (interleaved-1f1b, looped-bfs; default: 2)."),
 ]
 Steps = Annotated[int, typer.Option(metavar="N", min=1, help="Steps to show.")]
 EvenSteps = Annotated[

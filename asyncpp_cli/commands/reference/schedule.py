@@ -120,7 +120,7 @@ def import_(
     ],
     stages: Stages = None,
     microbatches: Microbatches = None,
-    chunks: Annotated[int, typer.Option(metavar="V", help="Stages per rank.")] = 1,
+    chunks: Annotated[int, typer.Option(metavar="V", min=1, help="Stages per rank.")] = 1,
     steps: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Steps of the program (default: as many as `compare` needs)."),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_line import asyncpp
 from support.files import ROOT
 from typer.testing import CliRunner, Result
 
@@ -232,11 +233,11 @@ def test_the_program_on_the_page_is_right():
         (("show", "2bx", *geometry(2, 2)), "unknown schedule '2bx'; did you mean 2bw? accepted: gpipe, 1f1b"),
         (("show", "2bw"), "--stages is missing: 2bw needs --stages and --microbatches"),
         (("show", "2bw", "--stages", "2"), "--microbatches is missing"),
-        (("show", "2bw", *geometry(0, 2)), "stages is 0; accepted: 1 or more"),
         (("show", "2bw", *geometry(4, 2), "--delay", "1"), "needs a delay of at least 2"),
         (("show", "1f1b", *geometry(4, 2), "--chunks", "2"), "--chunks 2: not an option of 1f1b"),
         (("compare", "interleaved-1f1b", *geometry(4, 9), "--chunks", "2"), "accepted: a multiple of 4"),
         (("compare", "2bw", *geometry(4, 4), "--forward", "-1"), "forward takes -1.0"),
+        (("compare", "1f1b", *geometry(4, 4), "--forward", "1e308"), "accepted: 0 to 1e+100"),
         (("compare", "2bw", *geometry(4, 4), "--input", "1"), "are given together"),
         (("compare", "2bw", *geometry(4, 4), "--bandwidth", "0"), "--bandwidth 0.0: accepted: more than 0"),
         (("compare", "2bw", *geometry(4, 4), "--steps", "3"), "2bw: 3 steps are too few to measure"),
@@ -262,6 +263,20 @@ def test_mistakes_are_refused_in_one_line(words, message):
     said = refusal(*words)
     assert message in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("show", "2bw", *geometry(0, 2)), "--stages"),
+        (("list", "--chunks", "0"), "--chunks"),
+        (("import", "1F1B", *geometry(2, 0)), "--microbatches"),
+        (("import", "1F1B", *geometry(2, 2), "--chunks", "0"), "--chunks"),
+    ],
+)
+def test_a_count_below_1_is_refused(words, option):
+    ended = asyncpp("schedule", *words)
+    assert (ended.code, f"{option}: accepted: 1 or more" in ended.errors) == (2, True)
 
 
 @pytest.fixture
