@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from asyncpp_cli.base.console import printable
 from asyncpp_cli.base.tables import printed
 from asyncpp_cli.report.analysis.cells import CellResult, arm_names
-from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval
+from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, spread
 from asyncpp_cli.report.analysis.verdict import time_by_loss, verdicts
 from asyncpp_cli.report.load.measure import Evaluation
 from asyncpp_cli.tune.result import Tuning
@@ -360,11 +359,11 @@ def _losses(evaluations: Sequence[Evaluation], of_set: str | None) -> Iterator[t
 def _mean_in_a_band(arm: Arm, curves: Sequence[tuple[Floats, Floats]], *, marker: str | None) -> list[Line]:
     """The mean of an arm's runs with a band of one standard deviation, or its runs where there is no mean."""
     lines: list[Line] = []
-    spread = band(curves)
-    if spread is not None:
-        low, high = spread.mean - spread.std, spread.mean + spread.std
-        lines.append(_band(arm, spread.x.tolist(), _known(low), _known(high)))
-        curves = [(spread.x, spread.mean)]
+    found = band(curves)
+    if found is not None:
+        low, high = found.mean - found.std, found.mean + found.std
+        lines.append(_band(arm, found.x.tolist(), _known(low), _known(high)))
+        curves = [(found.x, found.mean)]
     for number, (x, y) in enumerate(curves):
         lines.append(arm.line(x.tolist(), _known(y), marker=marker, in_legend=number == 0))
     return lines
@@ -413,13 +412,12 @@ def _time(arms: Sequence[Arm]) -> Chart:
         for (name, points), cell in zip(time_by_loss(verdict).items(), cells, strict=False):
             arm = arm_of[id(cell)]
             hours = [time for time, _ in points]
-            means = [fmean(losses) for _, losses in points]
-            deviations = [stdev(losses) if len(losses) > 1 else 0.0 for _, losses in points]
-            low, high = (
-                [mean + way * std for mean, std in zip(means, deviations, strict=True)] for way in (-1, 1)
-            )
-            lines[name] = [_band(arm, hours, low, high, name=name)] if any(deviations) else []
-            lines[name].append(arm.line(hours, means, name=name))
+            spreads = [each for _, losses in points if (each := spread(losses)) is not None]
+            means = np.array([each.mean for each in spreads])
+            deviations = np.array([each.std or 0.0 for each in spreads])
+            low, high = _known(means - deviations), _known(means + deviations)
+            lines[name] = [_band(arm, hours, low, high, name=name)] if deviations.any() else []
+            lines[name].append(arm.line(hours, _known(means), name=name))
     return Chart(
         title="Loss over time",
         about="Validation loss at the end of runs of several lengths, over the time of their tokens at the "

@@ -256,6 +256,13 @@ def test_throughput_is_relative_to_the_fastest_synchronous_schedule() -> None:
     assert (delayed.fastest.schedule, delayed.baseline.schedule) == ("zb-v", "1f1b")
 
 
+def test_losses_that_are_not_finite_are_not_drawn_over_time() -> None:
+    runs = runs_of([("1f1b", 1200, curve(1200), 1000.0), *DELAYED], **{"data.context": 128})
+    bad = replace(runs[1], measurement=replace(runs[1].measurement, val_loss=math.nan))
+    lines = charts(averaged([runs[0], bad, *runs[2:]]))["time"].lines
+    assert [None in line.y for line in lines if line.high is None] == [True, False]
+
+
 def test_a_speed_of_zero_is_none() -> None:
     [verdict] = verdicts(averaged(runs_of([("1f1b", 1200, curve(1200), 0.0), *DELAYED])))
     assert verdict.reason == "no throughput was measured"
