@@ -292,7 +292,10 @@ class CellResult:
     def speed_interval(self) -> Interval | None:
         """Of the mean tokens per second, over seeds; of one seed, over its segments. None for one number."""
         speeds = [speed for run in self.completed if (speed := run.measurement.tokens_per_second) is not None]
-        return paired(speeds if len(speeds) > 1 else [rate for run in self.completed for rate in _rates(run)])
+        if len(speeds) > 1 or self.tokens_per_second is None:
+            return paired(speeds)
+        over_segments = paired([rate for run in self.completed for rate in _rates(run)])
+        return None if over_segments is None else over_segments.around(self.tokens_per_second.mean)
 
     @cached_property
     def bubble(self) -> Spread | None:
@@ -344,14 +347,15 @@ class CellResult:
         other; else from the segments, whose variation over time is all that one seed shows. None without
         either.
         """
-        if self.fastest is None or self.throughput_ratio is None:
+        if self.fastest is None or not self.throughput_ratio:
             return None
         interval = paired([math.log(own) - math.log(base) for own, base in self._speed_pairs])
         if interval is None:
             samples = [spread(_log_rates(cell.completed)) for cell in (self, self.fastest)]
-            interval = welch(samples[0], samples[1]) if samples[0] and samples[1] else None
-        if interval is None:
-            return None
+            over_segments = welch(samples[0], samples[1]) if samples[0] and samples[1] else None
+            if over_segments is None:
+                return None
+            interval = over_segments.around(math.log(self.throughput_ratio))
         low, high = _exp(interval.low), _exp(interval.high)
         return Interval(low=low, high=high) if low is not None and high is not None else None
 

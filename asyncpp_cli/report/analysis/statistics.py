@@ -41,6 +41,10 @@ class Interval:
     def half_width(self) -> float:
         return (self.high - self.low) / 2
 
+    def around(self, middle: float) -> Interval:
+        """The interval with this middle: a speed is no plain mean of segments of different lengths."""
+        return Interval(low=middle - self.half_width, high=middle + self.half_width)
+
     @property
     def holds_zero(self) -> bool:
         """Whether the difference is not significant."""

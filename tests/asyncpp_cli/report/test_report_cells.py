@@ -161,6 +161,14 @@ def test_speed_has_an_interval_over_segments_and_from_two_seeds_over_pairs() -> 
     assert (more.throughput_ratio, more.throughput_interval.high) == (1.3, pytest.approx(1.3))
 
 
+def test_an_interval_over_segments_of_different_lengths_is_around_the_speed() -> None:
+    """A long segment may be slower than many short ones."""
+    rates = {"tokens_per_second_by_segment": (500.0, *[1000.0] * 9)}
+    sync, delayed = aggregate([run("1f1b", speed=600.0, measured=rates), timed("2bw", 900.0, 900.0)])[0]
+    assert sync.speed_interval.low < 600 < sync.speed_interval.high
+    assert delayed.throughput_interval.low < 1.5 < delayed.throughput_interval.high
+
+
 def test_a_run_without_a_speed_is_no_run_of_speed_zero() -> None:
     cell = last(run("1f1b", speed=990.0), run("1f1b", speed=1010.0, seed=1), run("1f1b", seed=2))
     assert cell.tokens_per_second.mean == pytest.approx(1000.0)
