@@ -102,6 +102,8 @@ def uniform_costs(
         input_half = weight_half = backward / 2
     else:
         backward = input_half + weight_half
+    if jitter > MOST_JITTER:
+        raise ScheduleError(f"jitter is {jitter:g}; accepted: {MOST_JITTER:g} at most")
     for label, time in (
         ("forward", forward),
         ("backward", backward),
@@ -117,8 +119,6 @@ def uniform_costs(
     ):
         if not 0 <= time <= MOST_TIME:
             raise ScheduleError(f"{label} takes {time}; accepted: 0 to {MOST_TIME:g}")
-    if jitter > MOST_JITTER:
-        raise ScheduleError(f"jitter is {jitter:g}; accepted: {MOST_JITTER:g} at most")
     of_stages = program.loss_stage + 1
     share = program.num_ranks / of_stages
     shards, nothing = program.head_shards, (0.0,) * program.head_shards
