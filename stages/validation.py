@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Collection, Iterator
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ from schedules.options import checked
 from stages.config.keys import unknown
 from stages.config.limits import ConfigError as ConfigError
 from stages.config.limits import check_limits
-from stages.config.own_code import check_code, named_code
+from stages.config.own_code import check_code, named_code, names_defined
 from stages.config.run_config import (
     CORRECTION_NAMES,
     OWN_SPLIT,
@@ -154,6 +155,11 @@ def _check_factory(config: RunConfig, factory: str) -> None:
             "model.factory",
             f"there is no module {module} to import; install it, or name its folder in PYTHONPATH",
         )
+    names = names_defined(module)
+    if names is not None and function not in names:
+        near = difflib.get_close_matches(function, names, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError("model.factory", f"{module} has no {function!r}{meant}")
     if config.model.family != ModelConfig.family:
         raise ConfigError(
             "model.family", f"does not go with model.factory; accepted with it: {ModelConfig.family}"

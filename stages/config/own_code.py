@@ -142,13 +142,37 @@ def _file_of(module: str, root: Path) -> Path | None:
     return next((file for file in candidates if file.is_file()), None)
 
 
+def names_defined(module: str) -> set[str] | None:
+    """The names in a module of Python code, without importing it; None if it may have others."""
+    file = file_of_module(module)
+    tree = None if file is None else _parsed(file)
+    if tree is None:
+        return None
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name)
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+    return None if names & {"*", "__getattr__", "globals", "setattr", "exec"} else names
+
+
+def _parsed(file: Path) -> ast.Module | None:
+    """The code of a file; None if it is no valid Python."""
+    if file.suffix != ".py":
+        return None
+    try:
+        return ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
 def _names_imported(module: str, file: Path) -> Iterator[str]:
     """The names that a module imports, each perhaps a module; none of what is not valid Python."""
-    if file.suffix != ".py":
-        return
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError, RecursionError):
+    tree = _parsed(file)
+    if tree is None:
         return
     package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
     for node in ast.walk(tree):

@@ -317,6 +317,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("model.factory", "my_models.gpt2_like", "accepted: package.module:function"),
     ("model.factory", "mine.make('x'):y", "accepted: package.module:function"),
     ("model.factory", "no_such_package.module:make", "no module no_such_package.module"),
+    ("model.factory", "my_models:gpt2_liek", "my_models has no 'gpt2_liek'; did you mean gpt2_like"),
     ("model.family", "qwen3", "does not go with model.factory; accepted with it: llama"),
     ("model.init", "weights", "not with model.factory"),
     ("train.recompute", "selective", "not known what is cheap; accepted with it: none, full"),

@@ -12,7 +12,7 @@ from stages.config.run_config import RunConfig
 from stages.pipeline.build import segment_lengths
 from stages.validation import ConfigError, check
 
-OWN = "support.two_weights:make"
+OWN = "support.two_weights:WeightPair"
 MUP = {
     "model.parametrization": "mup",
     "model.base_width": 4,
