@@ -43,10 +43,14 @@ def _files(path: Path) -> list[Path]:
         return [path]
     index = path / INDEX_FILE
     if index.is_file():
-        names = set(_json(index).get("weight_map", {}).values())
+        named = _json(index).get("weight_map")
+        names = list(named.values()) if isinstance(named, dict) else []
         if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
             raise InitError(f"{index} names no files beside it")
-        return [path / name for name in sorted(names)]
+        files = [path / name for name in sorted(set(names))]
+        if missing := [file for file in files if not file.is_file()]:
+            raise InitError(f"{index} names {missing[0].name!r}, which is no file beside it")
+        return files
     if (path / WEIGHTS_FILE).is_file():
         return [path / WEIGHTS_FILE]
     if not path.exists():

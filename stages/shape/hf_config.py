@@ -118,6 +118,9 @@ def config_differences(config: ModelConfig, content: Mapping[str, Any]) -> list[
         NoClassError: transformers has no class for this mixture of experts.
     """
     hugging_face = hugging_face_of(config)
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(content.get(key) or {}, Mapping):
+            return [f"{key} is {content[key]!r}; accepted: an object"]
     rope = content.get("rope_parameters") or {}
     expected: dict[str, Any] = {
         "num_attention_heads": config.heads,

@@ -83,11 +83,18 @@ def bytes_changed(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
     return damage
 
 
+def indexed(folder: Path, weight_map: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
 DAMAGES: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / "model.safetensors").unlink(), "holds neither model.safetensors nor"),
     (bytes_changed(lambda _: b"nonsense"), "is not safetensors"),
     (bytes_changed(lambda content: content[:-8]), "is not safetensors"),
     (bytes_changed(lambda _: struct.pack("<Q", 2**62) + b"{}"), "is not safetensors"),
+    (partial(indexed, weight_map=["a"]), "index.json names no files beside it"),
+    (partial(indexed, weight_map={"a": ["b"]}), "index.json names no files beside it"),
+    (partial(indexed, weight_map={"a": "gone"}), "index.json names 'gone', which is no file beside it"),
 ]
 TENSORS = [
     ("model.norm.weight", None, "has no model.norm.weight"),
@@ -115,6 +122,8 @@ CONFIGS = [
     ({"rms_norm_eps": None}, "rms_norm_eps is left out, which is 1e-06 in LlamaForCausalLM, here 1e-05"),
     ({"model_type": "qwen3"}, "model_type is qwen3, and model.family: llama is llama"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_type is llama3, here default"),
+    ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; accepted: an object"),
+    ({"rope_parameters": [1]}, r"rope_parameters is \[1\]; accepted: an object"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, and 1.0 in rope_parameters"),
 ]
 
@@ -126,7 +135,7 @@ CONFIGS = [
         *((partial(changed, name=name, tensor=tensor), message) for name, tensor, message in TENSORS),
         *((partial(rewritten, **settings), message) for settings, message in CONFIGS),
     ],
-    ids=range(15),
+    ids=range(20),
 )
 def test_weights_that_do_not_fit_are_refused_before_anything_is_written(
     damage: Callable[[Path], object], message: str, run: Run, text: Path, tmp_path: Path
