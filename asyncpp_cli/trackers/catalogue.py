@@ -115,7 +115,7 @@ class PointReader:
                 busy, seconds = row["busy"], row["steady_seconds"]
                 values = {
                     "speed/tokens_per_second": row["steady_tokens"] / seconds if seconds else None,
-                    "speed/bubble": 1 - sum(busy) / len(busy) if busy else None,
+                    "speed/bubble": 1 - sum(busy) / len(busy) if busy and None not in busy else None,
                     "staleness/delay": max(row["delay_max"]),
                     "staleness/mismatch": max(row["mismatch_max"]),
                 }

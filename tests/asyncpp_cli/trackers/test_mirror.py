@@ -63,6 +63,13 @@ def test_tensorboard_reads_what_the_run_measured(tmp_path: Path) -> None:
     assert "name: 2bw" in described.tensor_proto.string_val[0].decode()
 
 
+def test_a_segment_of_one_update_has_no_bubble(tmp_path: Path) -> None:
+    run = experiment(tmp_path / "e", metrics(steady=((1000, 2.0), (0, 0.0)), busy=((0.5, 0.7), (None, None))))
+    read = mirrored(tmp_path, run)
+    assert curve(read, "speed/bubble") == [(2, 0.4)]
+    assert curve(read, "staleness/delay") == [(2, 0), (4, 0)]
+
+
 def test_a_run_that_is_left_out_is_not_counted(tmp_path: Path) -> None:
     made = ExperimentFolder(tmp_path / "e")
     made.add(settings("2bw", "adamw"))
