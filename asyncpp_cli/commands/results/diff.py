@@ -40,6 +40,7 @@ def diff(
     need_polars()
     from asyncpp_cli.report.analysis.difference import difference
     from asyncpp_cli.report.load.experiments import load_selection
+    from asyncpp_cli.report.tables.columns import as_plain
 
     a, b = load_selection(first), load_selection(second)
     compared = difference(a, b)
@@ -51,7 +52,7 @@ def diff(
             side: {"name": str(path), "runs": [run.id for run in runs]}
             for side, path, runs in (("a", first, a), ("b", second, b))
         }
-        print(json.dumps(sides | compared, indent=1, default=str))
+        print(json.dumps(as_plain(sides | compared), indent=1, default=str))
         return
     tell(f"A: {first} (runs: {len(a)})\nB: {second} (runs: {len(b)})\n")
     _show(compared["settings"], title="Settings that differ")

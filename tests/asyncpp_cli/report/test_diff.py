@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,14 @@ def test_experiments_differ_in_settings_versions_and_losses(folder: Path) -> Non
     assert api.open(folder / "a").diff(api.open(folder / "b")) == {
         key: value for key, value in found.items() if key not in ("a", "b")
     }
+
+
+def test_a_loss_that_is_not_finite_is_null_in_json(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "e")
+    for schedule, loss in (("1f1b", 3.0), ("2bw", math.nan)):
+        experiment.add(settings(schedule, "muon"), rows=rows(loss), run_id=schedule)
+    [row] = differences(tmp_path / "e" / "1f1b", tmp_path / "e" / "2bw")["losses"]
+    assert (row["a"], row["b"], row["difference"]) == (3.0, None, None)
 
 
 def test_two_cells_are_compared_whatever_their_axes(folder: Path) -> None:
