@@ -349,9 +349,10 @@ def _diverged(cells: Sequence[CellResult]) -> str | None:
     for cell in cells:
         if cell.diverged:
             which = ", ".join(map(str, cell.diverged))
+            others = ", and the mean of the others would favour it" * (len(cell.diverged) < len(cell.runs))
             return (
-                f"{_named(cell)} diverged in {len(cell.diverged)} of {len(cell.runs)} seeds (seed {which}), "
-                "and the mean of the others would favour it: lower its optimizer.lr"
+                f"{_named(cell)} diverged in {len(cell.diverged)} of {len(cell.runs)} seeds (seed "
+                f"{which}){others}: lower its optimizer.lr"
             )
     return None
 

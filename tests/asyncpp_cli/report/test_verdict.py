@@ -197,6 +197,7 @@ def test_an_arm_that_diverges_in_a_seed_is_no_mean_of_the_others(
     assert not any("Pays" in line for line in summary)
     assert f"diverged in {seeds}" in summary[-1]
     assert "lower its optimizer.lr" in summary[-1]
+    assert ("the mean of the others" in summary[-1]) == (not seeds.startswith("3 of 3"))
     [diverged] = [line for line in summary if line.startswith("Diverged: ")]
     assert f"in {seeds[:12]}" in diverged
     assert ("those of the runs that are complete" in diverged) == (not seeds.startswith("3 of 3"))
