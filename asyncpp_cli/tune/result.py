@@ -13,7 +13,7 @@ from asyncpp_cli.base.tables import printed
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.tune.plan import Plan, plan_in
-from asyncpp_cli.tune.standing import ArmStanding, standings
+from asyncpp_cli.tune.standing import ArmStanding, has_edges, standings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Tuning:
         if beyond := [(each, keys) for each, keys in edges if keys]:
             named = "; ".join(f"{' and '.join(keys)} of {self.name_of(each)}" for each, keys in beyond)
             lines.append(f"On the edge of the values tried, so a better one may lie beyond: {named}.")
-        elif arms and all(each.best is not None for each in arms):
+        elif all(each.best is not None and has_edges(each.tried(key)) for each in arms for key in plan.keys):
             lines.append("Every best value lies inside of what was tried.")
         for each in arms:
             for compared in each.candidates:

@@ -92,18 +92,25 @@ class ArmStanding:
                 done += (before[-1] if before else 0) if run in self.due else compared.step
         return done
 
+    def tried(self, key: str) -> list[Any]:
+        """The candidates' values of a key."""
+        return [candidate.values[key] for candidate in self.arm.candidates]
+
     def on_edge(self, key: str) -> bool:
         """Whether the best value `is_on_edge` of those tried."""
-        tried = [candidate.values[key] for candidate in self.arm.candidates]
-        return self.best is not None and is_on_edge(self.best.candidate.values[key], tried)
+        return self.best is not None and is_on_edge(self.best.candidate.values[key], self.tried(key))
+
+
+def has_edges(tried: Iterable[Any]) -> bool:
+    """Whether these are several numbers."""
+    values = set(tried)
+    return len(values) > 1 and all(type(each) in (int, float) for each in values)
 
 
 def is_on_edge(value: Any, tried: Iterable[Any]) -> bool:
     """Whether a value is the smallest or largest of several numbers tried."""
     values = set(tried)
-    if len(values) < 2 or not all(isinstance(each, int | float) for each in values):
-        return False
-    return value in (min(values), max(values))
+    return has_edges(values) and value in (min(values), max(values))
 
 
 def standings(experiment: Experiment, plan: Plan, *, scheduler: Scheduler | None) -> list[ArmStanding]:

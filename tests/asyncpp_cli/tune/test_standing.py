@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.status import Cause, State, Status
-from asyncpp_cli.tune.plan import Arm, Candidate
+from asyncpp_cli.tune.plan import Arm, Candidate, Plan, Question
+from asyncpp_cli.tune.result import Tuning
 from asyncpp_cli.tune.standing import ArmStanding, RunRecord, arm_standing
 
 RUNGS = (4, 8, 16)
@@ -154,3 +156,25 @@ def test_the_edge_of_what_was_tried(best: int, on_edge: bool) -> None:
     standing = arm_standing(arm, records, eta=2)
     assert standing.best is not None
     assert standing.on_edge("optimizer.lr") is on_edge
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([1e-3, 2e-3, 3e-3], ["Every best value lies inside of what was tried."]),
+        (["cosine", "constant", "wsd"], []),
+        ([False, True], []),
+    ],
+)
+def test_values_that_are_no_numbers_have_neither_an_edge_nor_an_inside(
+    values: list[Any], said: list[str]
+) -> None:
+    key = "optimizer.lr"
+    tried = [Candidate(values={key: value}, runs=(str(place),)) for place, value in enumerate(values)]
+    arm = Arm(axes={"schedule": "2bw"}, rungs=(4,), candidates=tuple(tried))
+    records = {str(place): record(str(place), {4: 1.0 + abs(place - 1)}) for place in range(len(values))}
+    question = Question(template="", changes=(), over=(key,), samples=2, search_seed=None, eta=2, rungs=())
+    tuning = Tuning(
+        plan=Plan(question=question, keys=(key,), arms=(arm,)), arms=[arm_standing(arm, records, eta=2)]
+    )
+    assert tuning.remarks[1:] == said
