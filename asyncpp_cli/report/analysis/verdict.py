@@ -172,7 +172,8 @@ class Verdict:
         seeds = self.seeds_to_decide
         if seeds is None:
             return f"The time is about the same: {_MOST_SEEDS} seeds would not decide."
-        return f"About {seeds} seeds would decide, if the spread stays: {self._with(_seeds_setting(seeds))}"
+        more = self._with(_seeds_setting(self, seeds))
+        return f"About {seeds} seeds would decide, if the spread stays: {more}"
 
     @property
     def _command(self) -> str:
@@ -359,7 +360,7 @@ def _diverged(cells: Sequence[CellResult]) -> str | None:
 
 def _setting_of(error: NoRatioError, verdict: Verdict) -> str | None:
     if error.few_seeds:
-        return _seeds_setting(FEW_SEEDS)
+        return _seeds_setting(verdict, FEW_SEEDS)
     if not error.lengths:
         return None
     return _lengths_setting(verdict, (sequences / _batch(verdict.delayed) for sequences in error.lengths))
@@ -371,7 +372,7 @@ def _setting_to_decide(verdict: Verdict) -> str | None:
     if verdict.answer != UNDECIDED or verdict.steps is None or verdict.speed is None:
         return None
     if len(verdict.steps.seeds) < FEW_SEEDS:
-        return _seeds_setting(FEW_SEEDS)
+        return _seeds_setting(verdict, FEW_SEEDS)
     run = sorted({_steps(cell) for cell in verdict.lengths})
     if verdict.steps.low is None:
         return _lengths_setting(verdict, (run[0] / factor for factor in (2, math.sqrt(2))))
@@ -390,8 +391,13 @@ def _lengths_setting(verdict: Verdict, further: Iterable[float]) -> str:
     return f"matrix.train.steps=[{','.join(map(str, sorted(run | set(map(math.ceil, further)))))}]"
 
 
-def _seeds_setting(count: int) -> str:
-    return f"matrix.seed=[{','.join(map(str, range(count)))}]"
+def _seeds_setting(verdict: Verdict, count: int) -> str:
+    """The setting that gives an experiment so many seeds; those that it has stay in its matrix."""
+    seeds = sorted(
+        {seed for cell in (*verdict.lengths, *verdict.synchronous_lengths) for seed in cell.losses}
+    )
+    further = range(seeds[-1] + 1, seeds[-1] + 1 + count - len(seeds))
+    return f"matrix.seed=[{','.join(map(str, [*seeds, *further]))}]"
 
 
 def _reach(seeds: int) -> float:

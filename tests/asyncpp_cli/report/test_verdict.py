@@ -107,6 +107,8 @@ def test_the_time_is_that_of_the_fastest_synchronous_schedule() -> None:
     ("drawn", "remedy"),
     [
         ({"speed": 1.15, "seeds": (0, 1), "noise": 0.01}, r"Two seeds say little: `matrix.seed=\[0,1,2\]`"),
+        # Those that were run stay; 0 and 1 may have chosen the settings.
+        ({"speed": 1.15, "seeds": (2, 5), "noise": 0.01}, r"Two seeds say little: `matrix.seed=\[2,5,6\]`"),
         ({"speed": 1.12, "noise": 0.006}, r"About \d+ seeds would decide.*: `matrix.seed=\[0,1,2,3,"),
         # Without noise the curve alone leaves 1.09 to 1.11 open.
         (
