@@ -76,7 +76,7 @@ def frame_of(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
 
 
 def _list_as_json(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list) else value
+    return json.dumps(value) if isinstance(value, list | tuple | dict) else value
 
 
 def _not_a_formula(value: Any) -> Any:

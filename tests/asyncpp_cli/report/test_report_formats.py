@@ -18,9 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
+from support import report_experiment
 from support.command_line import asyncpp, refusal, succeeded
 from support.report_experiment import ExperimentFolder, metrics, quickstart_folder, report_of, settings
 
+from asyncpp_cli.report.analysis.aggregate import aggregate
 from asyncpp_cli.report.formats.charts import charts
 from asyncpp_cli.report.formats.figures import write_figures
 from asyncpp_cli.report.formats.latex import to_latex
@@ -28,6 +30,7 @@ from asyncpp_cli.report.formats.options import ReportOptions
 from asyncpp_cli.report.formats.page import page_data, to_page
 from asyncpp_cli.report.formats.records import to_csv, to_json
 from asyncpp_cli.report.formats.text import to_markdown, to_text
+from asyncpp_cli.report.load.measure import Slowest
 from asyncpp_cli.report.tables import columns as columns_module
 from asyncpp_cli.report.tables.columns import records, shown_columns, single
 from asyncpp_cli.report.tables.document import Report
@@ -291,3 +294,13 @@ def test_figures_are_pictures_of_each_format_and_replace_figures_alone(tmp_path:
         if inches == 5.5:
             same = [(figures / each.name).read_bytes() for each in again]
             assert [each.read_bytes() for each in again] == same
+
+
+def test_a_tuple_or_a_mapping_is_json_in_csv() -> None:
+    plain = report_experiment.run("1f1b", axes={"data.sources": {"wiki": 1}})
+    slowest = Slowest(rank=0, ratio=1.0, peer=(0, 1), peer_ratio=1.1, host="node0")
+    cells, notes = aggregate([replace(plain, measurement=replace(plain.measurement, slowest=slowest))])
+    report = Report(name="x", cells=cells, notes=notes)
+    [record], [row] = json.loads(to_json(report)), csv.DictReader(io.StringIO(to_csv(report)))
+    for key in ("slowest_peer", "data.sources"):
+        assert json.loads(row[key]) == record[key]
