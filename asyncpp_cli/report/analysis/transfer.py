@@ -78,13 +78,13 @@ class Transfer:
             return f"{self.where}: no layout of kind {missing!r} fits."
         time, low, high = self.times
         ends = f"{_bound(low)} to {_bound(high)}"
-        measured = self.verdict.delayed
+        measured = self.verdict.delayed.model
+        where = "" if measured == self.target.model else f" at another size, {measured}"
         return (
             f"{self.where}: {self.answer}: {time:.2f} ({ends}) of the time of the best synchronous "
             f"layout, {self.synchronous.layout.place}, under {self.delayed.layout.place}: "
             f"{steps.ratio:.2f} times the tokens, {self.speed:.2f} times as many per second. "
-            f"The speed is planned; the steps of {self.verdict.delayed_name} were measured at another size, "
-            f"{measured.model}."
+            f"The speed is planned; the steps of {self.verdict.delayed_name} were measured{where}."
         )
 
     def record(self) -> dict[str, Any]:

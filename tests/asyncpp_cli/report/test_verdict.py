@@ -389,6 +389,8 @@ def test_steps_are_carried_over_to_a_planned_run() -> None:
     assert list(carried.synchronous.layout.memory) == first["memory"]
     assert carried.times[0] == pytest.approx(found[0].steps.ratio / speed)
     assert "measured at another size, nano" in carried.sentence
+    same = replace(carried, target=replace(target, model="nano"))
+    assert same.sentence.endswith("the steps of 2bw muon were measured.")
     assert "The speed is planned" in carried.sentence
     assert carried.record()["answer"] == carried.answer
 
