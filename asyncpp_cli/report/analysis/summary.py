@@ -231,7 +231,7 @@ def _slowest_sentences(cells: Sequence[CellResult], names: Mapping[int, str]) ->
     sentences = []
     cell, found = max(known, key=lambda pair: pair[1].ratio, default=(None, None))
     if cell and found and found.ratio >= UNEVEN:
-        run = next(run for run in cell.completed if run.measurement.slowest is not None)
+        run = next(run for run in cell.completed if run.measurement.slowest is found)
         path = run.id if run.folder is None else run.folder.parents[1] / run.id
         sentences.append(
             f"Balance: in {names[id(cell)]} rank {found.rank} computes {found.ratio:.2f} times as long as "

@@ -183,6 +183,12 @@ def test_the_rank_that_others_wait_for_is_named() -> None:
     said = words_of(uneven("1f1b", [[1.0]] * 4), uneven("2bw", [[1.0], [1.0], [1.5], [1.0]]))
     assert "Balance: in 2bw muon rank 2 computes 1.33 times as long as the mean of the ranks" in said
     assert "Slow machine" not in said
+    # A cut is found for the run that these numbers are of.
+    even, other = uneven("2bw", [[1.0]] * 4), uneven("2bw", [[1.0], [1.0], [1.5], [1.0]])
+    said = words_of(
+        run("1f1b"), even, replace(other, id="uneven", config={**(other.config or {}), "seed": 1})
+    )
+    assert "`asyncpp plan uneven --balance`" in said
     assert "--balance" not in words_of(run("1f1b"), uneven("2bw", [[1.0], [1.1]]))
 
 
