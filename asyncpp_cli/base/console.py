@@ -242,6 +242,17 @@ def encodable(text: str) -> str:
     return _SURROGATE.sub(REPLACEMENT, text)
 
 
+def as_plain(value: Any) -> Any:
+    """The value as JSON can hold it: None for a number that is not finite, text in UTF-8."""
+    if isinstance(value, list):
+        return [as_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: as_plain(item) for key, item in value.items()}
+    if isinstance(value, str):
+        return encodable(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def printable(text: object) -> str:
     """`text` on one line without control characters, so that it cannot control a terminal or break a row."""
     return printable_lines(" ".join(str(text).split()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -206,8 +207,12 @@ def test_the_failed_runs_alone_and_a_line_for_each_cell(tmp_path: Path) -> None:
     assert len(experiment.runs) == 12
     failed = asyncpp("status", tmp_path / "e", "--failed").output.splitlines()
     assert [line.split()[0] for line in failed[2:]] == [experiment.runs[3].id]
+    diverged = replace(experiment.runs[3].status(), train_loss=math.nan)
+    experiment.runs[3].write_status(diverged)
     (told,) = json.loads(asyncpp("status", tmp_path / "e", "--failed", "--json").output)
-    assert told["id"] == experiment.runs[3].id
+    # NaN is not JSON.
+    assert (told["id"], told["train_loss"]) == (experiment.runs[3].id, None)
+    experiment.runs[3].write_status(replace(diverged, train_loss=6.0))
     title, heading, *cells = asyncpp("status", tmp_path / "e", "--cells").output.splitlines()
     assert title == "quickstart: 3 completed, 1 failed, 8 pending"
     assert heading.split("  ")[0] == "schedule"

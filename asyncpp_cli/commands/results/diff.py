@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from asyncpp_cli.base.console import say, tell
+from asyncpp_cli.base.console import as_plain, say, tell
 from asyncpp_cli.commands.arguments import run_words
 
 _MOST_VALUES = 6
@@ -40,7 +40,6 @@ def diff(
     need_polars()
     from asyncpp_cli.report.analysis.difference import difference
     from asyncpp_cli.report.load.experiments import load_selection
-    from asyncpp_cli.report.tables.columns import as_plain
 
     a, b = load_selection(first), load_selection(second)
     compared = difference(a, b)

@@ -46,7 +46,7 @@ def status(
     A run whose processes have all vanished is marked failed. On a narrow terminal columns are left out and
     reasons are shown below their runs; --json has everything.
     """
-    from asyncpp_cli.base.console import say, show_table
+    from asyncpp_cli.base.console import as_plain, say, show_table
     from asyncpp_cli.launch.common.bad_nodes import exclusion_notes
     from asyncpp_cli.runs.experiment_folder import open_experiment
     from asyncpp_cli.slurm.run_status import SlurmQueue, hold_notes, status_records
@@ -63,7 +63,7 @@ def status(
     run_statuses = queue.run_statuses(with_accounting=True)
     if as_json:
         shown = [run_status for run_status in run_statuses if not failed or _failed(run_status)]
-        print(json.dumps(status_records(experiment, shown), indent=1))
+        print(json.dumps(as_plain(status_records(experiment, shown)), indent=1))
         return
     title, columns, rows = _table(experiment, run_statuses, cells=cells, failed=failed)
     show_table(columns, rows, title=title, fit=_FIT)

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import numpy as np
 
 from asyncpp_cli.base.atomic_files import write_text
-from asyncpp_cli.base.console import printable
+from asyncpp_cli.base.console import as_plain, printable
 from asyncpp_cli.base.tables import Heading, Table
 from asyncpp_cli.base.version import asyncpp_version
 from asyncpp_cli.report.analysis.cells import CellResult, arm_names, value_text
@@ -25,7 +25,7 @@ from asyncpp_cli.report.formats.options import ReportOptions
 from asyncpp_cli.report.formats.plotly_charts import plotly_figure
 from asyncpp_cli.report.formats.timelines import TimelinePair, timeline_pairs, to_svg
 from asyncpp_cli.report.load.run import RunResult
-from asyncpp_cli.report.tables.columns import as_plain, records
+from asyncpp_cli.report.tables.columns import records
 from asyncpp_cli.report.tables.document import Report, table_of_cells
 
 MOST_TIMELINES = 8

@@ -5,13 +5,12 @@ A number that no run's `Measurement` has yet is computed in `report.load.measure
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-from asyncpp_cli.base.console import encodable, printable
+from asyncpp_cli.base.console import as_plain, printable
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.report.analysis.cells import CellResult, value_text
 from asyncpp_cli.report.analysis.conditions import conditions
@@ -121,17 +120,6 @@ def _part(get: Value, name: str) -> Value:
 def formatted(value: float | None, form: str) -> str:
     """The number as tables show it."""
     return NOTHING if value is None else form.format(value)
-
-
-def as_plain(value: Any) -> Any:
-    """The value as JSON can hold it: None for a number that is not finite, text in UTF-8."""
-    if isinstance(value, list):
-        return [as_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: as_plain(item) for key, item in value.items()}
-    if isinstance(value, str):
-        return encodable(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 NOT_REACHED = "not reached"
