@@ -86,7 +86,7 @@ def problems(config: RunConfig, *, seen: dict[str, int | DataError] | None = Non
         yield basic
         return
     found = False
-    of_model = (_check_model, _check_parametrization)
+    of_model = (check_model, _check_parametrization)
     of_schedule = (
         _check_correction_options,
         check_schedule,
@@ -125,7 +125,12 @@ def _check_decay(config: RunConfig) -> None:
         )
 
 
-def _check_model(config: RunConfig) -> None:
+def check_model(config: RunConfig) -> None:
+    """Check the sizes of the model against each other, and its family, experts and factory.
+
+    Raises:
+        ConfigError: names the first invalid key, what is wrong and what is accepted.
+    """
     model = config.model
     _one_of("model.family", model.family, FAMILIES)
     if model.width % model.heads:

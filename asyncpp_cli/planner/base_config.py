@@ -19,8 +19,9 @@ from asyncpp_cli.experiment.shipped import (
 from asyncpp_cli.experiment.template import load, parse_setting, settings_of
 from asyncpp_cli.runs.settings import SettingError, assign
 from stages.config.keys import unknown
+from stages.config.limits import check_limits
 from stages.config.run_config import RunConfig, tokens_per_step
-from stages.validation import ConfigError, check_optimizer
+from stages.validation import ConfigError, check_model, check_optimizer
 
 CONTEXT = 2048
 """Tokens in a sequence, unless the model's template or the user sets it."""
@@ -56,24 +57,26 @@ def base_of(what: str, changes: Sequence[str], *, allow_code: Sequence[str] = ()
     """
     by_user = confirmed(allow_code, changes)
     if what in template_names("models") or _is_model_file(what):
-        base = _of_model(what, changes)
-        check_confirmed([base.config], by_user, source=what)
-    elif what in template_names("experiments") or Path(what).is_file():
-        base = _of_experiment(what, changes, by_user)
-    else:
-        names = [*template_names("models"), *template_names("experiments")]
-        raise UserError(f"model or experiment template {unknown(what, names)}, or the path of a YAML file")
+        return _of_model(what, changes, by_user)
+    if what in template_names("experiments") or Path(what).is_file():
+        return _of_experiment(what, changes, by_user)
+    names = [*template_names("models"), *template_names("experiments")]
+    raise UserError(f"model or experiment template {unknown(what, names)}, or the path of a YAML file")
+
+
+def _check(config: RunConfig, what: str) -> None:
     try:
-        check_optimizer(base.config)
+        for check in (check_limits, check_model, check_optimizer):
+            check(config)
     except ConfigError as error:
         raise UserError(f"{what}: {error}") from error
-    return base
 
 
 def _of_experiment(what: str, changes: Sequence[str], by_user: Confirmed) -> Base:
     template = load(what, changes)
     cells = expand(template, pinned=False, confirmed=by_user)
     config = cells[0].config
+    _check(config, what)
     models = dict.fromkeys(cell.config.model.name for cell in cells)
     note = ""
     if len(models) > 1:
@@ -91,7 +94,7 @@ def _is_model_file(what: str) -> bool:
     return "layers" in read_model(file)
 
 
-def _of_model(name: str, changes: Sequence[str]) -> Base:
+def _of_model(name: str, changes: Sequence[str], by_user: Confirmed) -> Base:
     from stages.shape.families import describe
 
     config = RunConfig()
@@ -115,6 +118,8 @@ def _of_model(name: str, changes: Sequence[str]) -> Base:
             assign(config, settings_of(key, value, folder=Path()))
     except SettingError as error:
         raise UserError(f"{error.key}: {error}") from error
+    check_confirmed([config], by_user, source=name)
+    _check(config, name)
     return Base(
         config=config,
         tokens_per_step=TOKENS_PER_STEP,

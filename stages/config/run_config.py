@@ -110,7 +110,7 @@ class ModelConfig:
     """Width of a head; null: `width` / `heads`."""
     mlp_width: int = key(MISSING, low=1, high=10**7)
     """Hidden width of the SwiGLU block."""
-    vocab_size: int = key(256, high=2**31 - 1)
+    vocab_size: int = key(256, low=1, high=2**31 - 1)
     """Number of tokens in the vocabulary."""
     tied: bool = False
     """The head multiplies with the embedding's matrix and has none of its own. Needs both on one rank: one

@@ -284,6 +284,23 @@ def test_a_mixture_takes_the_memory_of_all_and_the_time_of_the_active(dense_laye
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "change", "said"),
+    [
+        ("nano", "model.heads=0", "model.heads: is 0, must be at least 1"),
+        ("nano", "model.vocab_size=0", "model.vocab_size: is 0, must be at least 1"),
+        ("nano", "model.layers=1000000000", "model.layers: is 1,000,000,000, must be at most 10,000"),
+        ("nano", "model.kv_heads=5", "model.kv_heads: is 5, must divide model.heads = 4"),
+        ("nano", "model.family=x", "model.family: 'x' is not known; accepted: llama, qwen3"),
+        ("nano", "model.experts=3", "model.active_experts: is null, must be from 1 to model.experts = 3"),
+        ("nano", "train.precision=x", "train.precision: 'x' is not known; accepted: float32"),
+        ("quickstart", "data.context=0", "data.context: is 0, must be at least 1"),
+    ],
+)
+def test_what_a_run_does_not_accept_is_not_planned(what: str, change: str, said: str) -> None:
+    assert said in refusal("plan", what, change)
+
+
 def test_a_template_is_planned_with_its_own_tokens(tmp_path: Path) -> None:
     found = planned("quickstart", "--gpus", "2", "--memory", "2")
     tokens = {one["data_parallel"] * one["microbatches"] * one["microbatch_size"] * 128 for one in found}
