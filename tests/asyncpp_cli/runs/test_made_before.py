@@ -1,7 +1,8 @@
 """An experiment that commit 6a1d8e3 made, with diagnostics, scores and keys that are gone since then.
 
 `tests/support/made_by_6a1d8e3` is its folder without checkpoints and logs; report.json is what that commit's
-`asyncpp report --format json` printed, without what is gone and without the verdicts, which are text.
+`asyncpp report --format json` printed, without what is gone and without the verdicts, which are text. The
+intervals of `throughput_ratio` are those around it, as they have been since.
 """
 
 from __future__ import annotations
