@@ -168,7 +168,7 @@ class Verdict:
                 why = "The interval reaches beyond the lengths of the runs"
             return f"{why}: {self._command}"
         if self.speed.logarithm is None:
-            return "The speed has one pair of runs: measure that of more seeds."
+            return "The speed has fewer than two pairs of runs with one seed: measure that of more seeds."
         seeds = self.seeds_to_decide
         if seeds is None:
             return f"The time is about the same: {_MOST_SEEDS} seeds would not decide."

@@ -266,6 +266,18 @@ def test_losses_that_are_not_finite_are_not_drawn_over_time() -> None:
     assert [None in line.y for line in lines if line.high is None] == [True, False]
 
 
+@pytest.mark.parametrize("seed", [0, 9])
+def test_speeds_without_two_common_seeds_do_not_decide(seed: int) -> None:
+    """Of seed 9 there is no pair at all."""
+    runs = runs_of([("1f1b", 1200, curve(1200), None), *DELAYED])
+    runs.append(run("zb-v", loss=None, speed=1000.0, seed=seed, **{"train.steps": 100}))
+    [verdict] = verdicts(averaged(runs))
+    assert verdict.answer == UNDECIDED
+    assert verdict.sentence.endswith(
+        "The speed has fewer than two pairs of runs with one seed: measure that of more seeds."
+    )
+
+
 def test_a_speed_of_zero_is_none() -> None:
     [verdict] = verdicts(averaged(runs_of([("1f1b", 1200, curve(1200), 0.0), *DELAYED])))
     assert verdict.reason == "no throughput was measured"
