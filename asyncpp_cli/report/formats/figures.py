@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,14 +100,17 @@ def _figure(chart: Chart, width: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    height = 3.2 if chart.kind == "lines" else 0.8 + 0.24 * len(chart.rows)
+    # Half of the width for names.
+    names = [textwrap.fill(row.name, int(_CHARACTERS_PER_INCH * width)) for row in chart.rows]
+    tallest = max((name.count("\n") + 1 for name in names), default=1)
+    height = 3.2 if chart.kind == "lines" else 0.8 + max(0.24, 0.14 * tallest) * len(names)
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#eaeef2", linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.set_xlabel(_plain(chart.x))
+    axes.set_xlabel(textwrap.fill(_plain(chart.x), int(1.2 * _CHARACTERS_PER_INCH * width)))
     if chart.kind == "lines":
         axes.set_ylabel(chart.y)
         for line in chart.lines:
@@ -116,7 +120,7 @@ def _figure(chart: Chart, width: float) -> Figure:
         _add_legend(figure, axes)
     else:
         {"points": _draw_points, "bars": _draw_bars, "grid": _draw_grid}[chart.kind](axes, chart)
-        axes.set_yticks(range(len(chart.rows)), [_plain(row.name) for row in chart.rows])
+        axes.set_yticks(range(len(chart.rows)), [*map(_plain, names)])
         axes.set_ylim(len(chart.rows) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
     return figure

@@ -9,6 +9,7 @@ import io
 import json
 import re
 import tempfile
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -304,3 +305,16 @@ def test_a_tuple_or_a_mapping_is_json_in_csv() -> None:
     [record], [row] = json.loads(to_json(report)), csv.DictReader(io.StringIO(to_csv(report)))
     for key in ("slowest_peer", "data.sources"):
         assert json.loads(row[key]) == record[key]
+
+
+def test_long_names_leave_room_for_the_plot_in_a_narrow_column(tmp_path: Path) -> None:
+    cells, notes = aggregate(
+        [
+            report_experiment.run(schedule, axes={"data.path": path}, **{"data.path": path})
+            for schedule in ("1f1b", "2bw")
+            for path in ("a-text-of-a-long-name", "another-text-of-a-name-that-is-longer-still")
+        ]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib warns of axes without any room
+        assert write_figures(Report(name="x", cells=cells, notes=notes), folder=tmp_path / "f", width=3.3)
