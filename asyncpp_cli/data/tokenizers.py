@@ -110,7 +110,7 @@ class Library:
         self._tokenizer.encode_special_tokens = True
         self.name = name
         self.text = text
-        self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self._dtype = np.dtype(dtype_for(self.vocab_size))
         if isinstance(end, int):
             self.end_of_document = end

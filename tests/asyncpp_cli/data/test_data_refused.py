@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import lzma
 import sys
 from collections.abc import Callable
@@ -67,6 +68,14 @@ def test_an_unreadable_value_is_refused_by_file_and_place(
     words = ["--tokenizer", tmp_path / "tokenizer.json", "--workers", "1", "--out", tmp_path / "out"]
     said = refusal("data", "prepare", file, *words, *arguments)
     assert [words for words in says if words not in said] == []
+
+
+def test_a_tokenizer_without_tokens_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("text")
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    (tmp_path / "t.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    words = ["--tokenizer", tmp_path / "t.json", "--out", tmp_path / "out", "--workers", "1"]
+    assert "t.json has no token <|endoftext|>" in refusal("data", "prepare", tmp_path / "x.txt", *words)
 
 
 def test_a_parquet_column_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
