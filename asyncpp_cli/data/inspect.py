@@ -57,6 +57,12 @@ def show_shards(
     decoder = _decoder(prepared, tokenizer)
     splits = [("train", corpus.train), ("validation", corpus.validation)]
     drawn = {split: _samples(shards, samples=samples, seed=seed) for split, shards in splits}
+    tokens_shown = [token for rows in drawn.values() for _, tokens in rows for token in tokens]
+    if decoder and (beyond := [token for token in tokens_shown if not 0 <= token < decoder.vocab_size]):
+        raise UserError(
+            f"{path} has token {beyond[0]}, and {decoder.name} has 0 to {decoder.vocab_size - 1}; accepted: "
+            "the --tokenizer that made the tokens, or none"
+        )
     if as_json:
         if prepared is not None and verify:
             _verify(prepared)

@@ -95,7 +95,7 @@ def inspect(
         Path, typer.Argument(metavar="DIR", help="A prepared folder, or token shards of another project.")
     ],
     samples: Annotated[int, typer.Option(metavar="N", help="Samples of each split.")] = 3,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed for the positions of the samples.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed for the positions of the samples.")] = 0,
     tokenizer: Annotated[
         str | None,
         typer.Option(metavar="bytes|FILE|DIR", help="To decode with; default: the prepared folder's own."),

@@ -144,6 +144,13 @@ def test_inspect_names_what_is_wrong(folder: Path, tmp_path: Path) -> None:
     assert "holds no manifest.json" in asyncpp("data", "inspect", tmp_path / "empty").errors
 
 
+def test_samples_are_refused_where_they_cannot_be_drawn_or_decoded(tmp_path: Path) -> None:
+    np.arange(1000, 1600, dtype="<u2").tofile(tmp_path / "a.bin")
+    words = ("data", "inspect", tmp_path / "a.bin")
+    assert "--seed: accepted: 0 or more" in refusal(*words, "--seed", "-1")
+    assert ", and bytes has 0 to 255; accepted: the --tokenizer" in refusal(*words, "--tokenizer", "bytes")
+
+
 def test_inspect_decodes_other_projects_tokens_if_told_how(folder: Path, tmp_path: Path) -> None:
     whole = (folder / "train-000000.bin").read_bytes()
     (tmp_path / "nano").mkdir()
