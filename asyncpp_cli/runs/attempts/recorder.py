@@ -15,6 +15,7 @@ from typing import Any
 
 from asyncpp_cli.base.atomic_files import FULL, write_bytes
 from asyncpp_cli.base.console import duration
+from asyncpp_cli.base.errors import doing
 from asyncpp_cli.base.version import asyncpp_version, commit
 from asyncpp_cli.runs.attempts.attempt import Attempt, is_superseded, taken_over
 from asyncpp_cli.runs.attempts.end_row import has_rows
@@ -33,6 +34,7 @@ class MetricsWriter:
     """
 
     def __init__(self, run: Run) -> None:
+        self._file = run.metrics_file
         with contextlib.suppress(FileNotFoundError):
             write_bytes(run.metrics_file, run.metrics_file.read_bytes(), sync=True)
         self._descriptor = os.open(run.metrics_file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
@@ -64,8 +66,10 @@ class MetricsWriter:
             line = (json.dumps(row) + "\n").encode()
         self._digest.update(line)
         self._size += len(line)
-        if os.write(self._descriptor, line) != len(line):
-            raise OSError("the disk is full: a metrics row was written in part")
+        with doing("written", self._file):
+            # What stops a write in the middle is said by the next one.
+            while line:
+                line = line[os.write(self._descriptor, line) :]
 
     def flush(self) -> None:
         os.fsync(self._descriptor)

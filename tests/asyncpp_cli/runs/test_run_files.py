@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +98,19 @@ def test_the_recorder_says_how_far_the_run_is_and_which_attempt_wrote(run: Run) 
     assert run.status().tokens_per_second is None
     recorder.close()
     assert (run.status().step, run.status().tokens_per_second) == (1, None)
+
+
+def test_a_row_that_is_written_in_part_is_told_with_what_stops_it(run: Run) -> None:
+    recorder = RunRecorder(run, attempt=claimed(run, processes=1, replay=True, steps=4).number)
+    recorder.append({"kind": "start", "step": 0, "tokens_per_step": 8})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (run.metrics_file.stat().st_size + 5, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            recorder.append(step_row(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(run.metrics_file)
 
 
 @pytest.mark.parametrize(
