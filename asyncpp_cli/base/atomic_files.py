@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from asyncpp_cli.base.errors import DamagedError, UserError, doing
+from asyncpp_cli.base.errors import DamagedError, UserError, doing, filling
 from stages.config.records import encoded, loaded, read_bytes, with_checksum
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -238,7 +238,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_folder(folder)
     try:
-        yield temporary
+        with filling(folder):
+            yield temporary
         temporary.replace(folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from stages.config.records import DamagedError as DamagedError
 
@@ -84,6 +85,18 @@ def doing(done: str, what: str | os.PathLike[str]) -> Iterator[None]:
         if not hasattr(error, "asyncpp_done"):
             error.filename, error.filename2 = os.fspath(what), None
             error.asyncpp_done = done  # type: ignore[attr-defined]
+        raise
+
+
+@contextmanager
+def filling(folder: Path) -> Iterator[None]:
+    """Name the folder that is being filled where a write, which names no file, finds no room."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            with doing("written", folder):
+                raise
         raise
 
 

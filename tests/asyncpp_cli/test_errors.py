@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 from support.command_line import asyncpp, ran, refusal
 from support.files import FULL, own_device
-from support.report_experiment import quickstart_folder
+from support.privileges import disk, fill
+from support.report_experiment import ExperimentFolder, begun, quickstart_folder, settings
 
 from asyncpp_cli import __main__ as command
 from asyncpp_cli.base.atomic_files import read_json, write_text
 from asyncpp_cli.base.errors import DamagedError, UserError, doing, refusal_of
 from asyncpp_cli.commands.reference import templates
+from asyncpp_cli.runs.status import State, Status
 
 
 @pytest.mark.parametrize(
@@ -228,6 +230,21 @@ def test_a_file_that_grows_too_large_is_named(tmp_path: Path) -> None:
     assert ended.code == 1
     assert "config.yaml cannot be written (File too large" in ended.errors
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command", [("data", "prepare", "--tokenizer", "bytes"), ("mirror", "--to", "tensorboard")]
+)
+def test_a_folder_that_a_full_disk_leaves_unfilled_is_named(tmp_path: Path, command: tuple[str, ...]) -> None:
+    pending = Status(state=State.PENDING)
+    begun(ExperimentFolder(tmp_path / "e").add(settings("1f1b", "muon"), status=pending))
+    (tmp_path / "text.txt").write_text("a line of text\n" * 10_000)
+    source = tmp_path / ("text.txt" if command[0] == "data" else "e")
+    with disk(tmp_path / "disk", megabytes=1) as small:
+        fill(small)
+        ended = asyncpp(*command, source, "--out", small / "x")
+    assert f"{small / 'x'} cannot be written (No space left on device: free some space)" in ended.errors
+    assert ended.code == 1
 
 
 def ended(command: str) -> tuple[int, str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.errors import UserError, filling
 from asyncpp_cli.commands.arguments import ExperimentOrRun
 from asyncpp_cli.trackers.catalogue import TRACKERS
 
@@ -61,13 +61,14 @@ def mirror(
         folder = runs[0].folder
     target = real_folder(out if out is not None else folder / name)
     tracker = tracker_class(name)(target, project=folder.resolve().name)
-    rows = [count for run in runs if (count := _update(tracker, run)) is not None]
-    say(f"{target}: {sum(rows)} rows of {len(rows)} runs. {tracker.hint}")
     try:
-        while follow:
-            time.sleep(SECONDS_BETWEEN_UPDATES)
-            for run in runs:
-                _update(tracker, run)
+        with filling(target):
+            rows = [count for run in runs if (count := _update(tracker, run)) is not None]
+            say(f"{target}: {sum(rows)} rows of {len(rows)} runs. {tracker.hint}")
+            while follow:
+                time.sleep(SECONDS_BETWEEN_UPDATES)
+                for run in runs:
+                    _update(tracker, run)
     except KeyboardInterrupt:
         say("Stopped. Mirroring again continues from here.")
 
