@@ -7,6 +7,7 @@ import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -136,8 +137,14 @@ def _in_pool(
         raise UserError(
             "a process was killed (out of memory?): repeat the command, with fewer --workers"
         ) from error
+    except RuntimeError:
+        # Where no thread can be started, the pool neither ends its processes nor shuts down.
+        for process in multiprocessing.active_children():
+            process.kill()
+        raise
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        with suppress(RuntimeError):
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _cache_facts(prepared: Prepared, records: Sequence[PartRecord]) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import zstandard
-from support.command_line import asyncpp, refusal
+from support.command_line import ASYNCPP, asyncpp, ran, refusal
+from support.privileges import NOBODY, permitted
 from support.texts import some_documents, write_lines, write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -132,3 +135,19 @@ def test_a_text_with_the_token_that_ends_a_document_is_refused_by_place(name: st
             assert "before the e' is token 0" in said
         assert "which begins or ends documents" in said
         assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.skipif(not permitted(f"{NOBODY} true"), reason="no other user is permitted here")
+def test_workers_for_which_no_thread_can_be_started_end_in_a_line() -> None:
+    user = NOBODY.replace("54321", "54323").split()
+    with tempfile.TemporaryDirectory() as outer:
+        Path(outer).chmod(0o777)
+        Path(outer, "text.txt").write_text("a line of text\n" * 1000)
+        words = ["data", "prepare", "text.txt", "--tokenizer", "bytes", "--out", "out", "--workers", "2"]
+        own = os.environ | {"HOME": outer, "OPENBLAS_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
+        # Three: the command, what follows its semaphores, and the first worker.
+        ended = ran(*user, "prlimit", "--nproc=3", *ASYNCPP, *words, env=own, cwd=outer)
+        left = [path.name for path in Path(outer).iterdir()]
+    assert (ended.code, left) == (1, ["text.txt"])
+    assert "Traceback" not in ended.errors
+    assert "(no more processes or threads are allowed here (ulimit -u))" in ended.errors
