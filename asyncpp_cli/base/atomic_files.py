@@ -23,9 +23,6 @@ from typing import Any, BinaryIO
 from asyncpp_cli.base.errors import DamagedError, UserError, doing, filling
 from stages.config.records import encoded, loaded, read_bytes, with_checksum
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a full disk."""
-
 
 def write_text(path: Path, text: str) -> None:
     """Replace a file atomically: readers see the old text or the new, never a part."""

@@ -51,6 +51,8 @@ class Refusal:
     code: int
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk."""
 _ADVICE = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space, or ask for a larger quota",
@@ -94,7 +96,7 @@ def filling(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.filename is None and error.errno in (*FULL, errno.EFBIG):
             with doing("written", folder):
                 raise
         raise
@@ -134,14 +136,23 @@ _NOT_LOADED = re.compile(
 
 def lacks_memory(error: BaseException) -> bool:
     """Whether memory is used up, as Python says, or the loader of a library."""
-    chain: BaseException | None = error
-    while chain is not None:
-        if isinstance(chain, MemoryError):
-            return True
-        if isinstance(chain, ImportError) and _NOT_LOADED.search(str(chain)):
-            return True
-        chain = chain.__cause__ or chain.__context__
-    return False
+    return any(
+        isinstance(each, MemoryError) or (isinstance(each, ImportError) and _NOT_LOADED.search(str(each)))
+        for each in _causes(error)
+    )
+
+
+def lacks_space(error: BaseException) -> bool:
+    """Whether a disk is full, or a quota is used up."""
+    return any(isinstance(each, OSError) and each.errno in FULL for each in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, and those that it came from."""
+    each: BaseException | None = error
+    while each is not None:
+        yield each
+        each = each.__cause__ or each.__context__
 
 
 def need_polars() -> None:

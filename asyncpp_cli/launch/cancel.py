@@ -11,8 +11,9 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
-from asyncpp_cli.base.atomic_files import FULL, append_line
+from asyncpp_cli.base.atomic_files import append_line
 from asyncpp_cli.base.console import say
+from asyncpp_cli.base.errors import FULL
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import StopRequest
 from asyncpp_cli.runs.experiment_folder import Experiment

@@ -37,6 +37,8 @@ class Cause(StrEnum):
     ERROR = "error"
     KILLED = "killed"
     OUT_OF_MEMORY = "out-of-memory"
+    NO_SPACE = "no-space"
+    """A disk was full, or a quota used up."""
     STOPPED = "stopped"
     """Stopped by a signal: preemption, or a person."""
     TIME_LIMIT = "time-limit"

@@ -310,12 +310,12 @@ class Checkpoints:
             try:
                 outcome = work()
             except OSError as error:
-                failure = f"rank 0: {error}"
-        if self._rank == 0 and failure is not None and failure.startswith("rank 0: rank "):
-            failure = failure.removeprefix("rank 0: ")  # another rank's failure, reported to rank 0
+                # What fails may be another rank's failure, reported to rank 0.
+                said = str(error)
+                failure = [error.errno, said if said.startswith("rank ") else f"rank 0: {said}"]
         outcome, failure = self._first(outcome, failure)
         if failure is not None:
-            raise OSError(failure)
+            raise _failed(*failure)
         return outcome
 
     def _gather_on_rank_0(self, work: Callable[[], Json]) -> Callable[[], list[Json]]:
@@ -325,14 +325,14 @@ class Checkpoints:
         try:
             outcome = work()
         except OSError as error:
-            failure = f"rank {self._rank}: {error}"
+            failure = [error.errno, f"rank {self._rank}: {error}"]
         own = [outcome, failure]
         by_rank = [own] if self._meetings is None else self._meetings.gather(own, to=0)
 
         def parts() -> list[Json]:
             for _, failure in by_rank:
                 if failure is not None:
-                    raise OSError(failure)
+                    raise _failed(*failure)
             return [part for part, _ in by_rank]
 
         return parts
@@ -340,3 +340,10 @@ class Checkpoints:
     def _last_valid(self) -> str:
         steps = files.saved_steps(self._folder)
         return f"the last valid one is of step {steps[0]}" if steps else "there is no earlier one"
+
+
+def _failed(number: int | None, message: str) -> OSError:
+    """The error of another process, which has told of it."""
+    error = OSError(message)
+    error.errno = number
+    return error

@@ -124,7 +124,7 @@ class Supervisor:
 
     def _end(self, rank: int, code: int, *, stopped: bool) -> bool:
         """Record how a trainer ended; returns whether it completed or stopped on request."""
-        from asyncpp_cli.base.atomic_files import FULL
+        from asyncpp_cli.base.errors import FULL
         from asyncpp_cli.runs.attempts.attempt import is_superseded
         from asyncpp_cli.runs.attempts.settle import end_rank
         from stages.liveness.stop_signal import RESUMABLE, SIGNALS

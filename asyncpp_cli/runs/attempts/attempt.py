@@ -20,8 +20,9 @@ from typing import TypeVar
 
 from asyncpp_cli.base.atomic_files import write_record
 from asyncpp_cli.base.console import printable
-from asyncpp_cli.base.errors import DamagedError, TakenOverError, lacks_memory, refusal_of
+from asyncpp_cli.base.errors import DamagedError, TakenOverError, lacks_memory, lacks_space, refusal_of
 from asyncpp_cli.runs.attempts.files import (
+    NO_SPACE,
     AttemptFile,
     Claimed,
     EarlyExit,
@@ -184,7 +185,11 @@ class Attempt:
 
     def record_error(self, rank: int, error: BaseException) -> None:
         """Record the exception that ends a rank, for the reason of the run's failure."""
-        kind = "MemoryError" if lacks_memory(error) else type(error).__name__
+        kind = type(error).__name__
+        if lacks_memory(error):
+            kind = "MemoryError"
+        elif lacks_space(error):
+            kind = NO_SPACE
         refusal = refusal_of(error) if isinstance(error, OSError) and error.filename else None
         message = printable(f"{type(error).__name__}: {error}" if refusal is None else refusal.message)
         self._write_if_possible(RankError(kind=kind, message=message[:500], time=time.time()), rank)

@@ -115,6 +115,10 @@ class RankEnd(AttemptFile, frozen=True, kw_only=True):
     """Since the attempt was claimed."""
 
 
+NO_SPACE = "NoSpaceError"
+"""`RankError.kind` of any error that a full disk is the cause of."""
+
+
 class RankError(AttemptFile, frozen=True, kw_only=True):
     """The exception that ended a rank."""
 

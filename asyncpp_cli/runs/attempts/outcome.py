@@ -10,7 +10,7 @@ from pathlib import Path
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.end_row import missing_row
-from asyncpp_cli.runs.attempts.files import RankEnd, RankError, Refused, StopRequest
+from asyncpp_cli.runs.attempts.files import NO_SPACE, RankEnd, RankError, Refused, StopRequest
 from asyncpp_cli.runs.status import Cause, State
 from stages.liveness.stop_signal import RESUMABLE, SIGNALS
 
@@ -76,6 +76,8 @@ def _first_cause(attempt: Attempt, ends: Mapping[int, RankEnd | None]) -> tuple[
             cause = Cause.ERROR
             if error.kind in _NO_MEMORY:
                 group, cause = _Group.NO_MEMORY, Cause.OUT_OF_MEMORY
+            elif error.kind == NO_SPACE:
+                cause = Cause.NO_SPACE
             causes.append((group, when(rank, error.time), cause, f"rank {rank}: {error.message}{see}"))
         elif end.signal is not None and not end.stopped:
             how = f"rank {rank} was killed by {_signal_name(end.signal)}{see}"

@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from asyncpp_cli.base.atomic_files import FULL, write_bytes
+from asyncpp_cli.base.atomic_files import write_bytes
 from asyncpp_cli.base.console import duration
-from asyncpp_cli.base.errors import doing
+from asyncpp_cli.base.errors import FULL, doing
 from asyncpp_cli.base.version import asyncpp_version, commit
 from asyncpp_cli.runs.attempts.attempt import Attempt, is_superseded, taken_over
 from asyncpp_cli.runs.attempts.end_row import has_rows

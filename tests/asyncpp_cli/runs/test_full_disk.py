@@ -12,7 +12,7 @@ from threading import Timer
 
 import pytest
 from support.attempts import claimed, fall
-from support.command_line import ran
+from support.command_line import asyncpp, ran, succeeded
 from support.launches import ONE, sweep
 from support.privileges import disk, fill
 
@@ -22,6 +22,8 @@ from asyncpp_cli.runs.attempts.recorder import RunRecorder
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.processes import process_id, this_process
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import Cause
+from asyncpp_cli.tune.standing import RunRecord
 
 
 @pytest.fixture
@@ -86,3 +88,13 @@ def test_a_heartbeat_that_is_refused_does_not_end_a_run(run: Run, small_disk: Pa
         time.sleep(RunRecorder._SECONDS_BETWEEN_HEARTBEATS)
         recorder.heartbeat(step, train_loss=1.0, tokens_per_second=1.0)
         assert run.status().step == (2 if mode == "rw" else 0)
+
+
+@pytest.mark.slow
+def test_a_run_whose_checkpoint_finds_no_room_goes_on_when_there_is_some(small_disk: Path) -> None:
+    (run,) = sweep(small_disk / "e", *ONE, "model=micro").runs
+    assert asyncpp("launch", small_disk / "e", "--replay").code == 1
+    assert run.status().cause == Cause.NO_SPACE
+    assert not RunRecord(id=run.id, status=run.status(), saved_step=None, losses={}).failed
+    subprocess.run(["mount", "-o", "remount,size=40m", small_disk], check=True)
+    succeeded("launch", small_disk / "e", "--replay")
