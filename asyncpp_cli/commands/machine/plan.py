@@ -6,7 +6,6 @@ import gc
 import json
 import math
 import shlex
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -352,8 +351,7 @@ class _Order:
 
 
 def _print_json(content: object) -> None:
-    json.dump(content, sys.stdout, indent=1)
-    print()
+    print(json.dumps(content, indent=1))
 
 
 def _show_balance(base: Base, *, as_json: bool) -> None:
