@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from asyncpp_cli.base.console import agreed, command, say
+from asyncpp_cli.base.console import agreed, command, quoted, say
 from asyncpp_cli.base.errors import INTERRUPTED, UserError
 from asyncpp_cli.launch.cancel import Cancellations
 from asyncpp_cli.launch.cluster import follow, show_scripts, submit_missing
@@ -21,7 +21,7 @@ from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment, config_problem
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, is_done
-from asyncpp_cli.sites.profile import LOCAL, Site, find_site
+from asyncpp_cli.sites.profile import LOCAL, Site, find_site, site_files
 from asyncpp_cli.sites.resources import this_machine
 from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
 
@@ -237,12 +237,22 @@ def chosen_by_site(
         timeout: choose runs that a time limit ended.
         oom: choose runs that ran out of memory.
         site: where to start all of them; None: where each was submitted last, or here.
+
+    Raises:
+        UserError: `site` is None, and a run was submitted last with a profile that has no name.
     """
     named = {run.id for run in runs}
     chosen = runs_to_retry(experiment, named=named, failed=failed, timeout=timeout, oom=oom)
     kinds = {"failed": failed, "reached a time limit": timeout, "ran out of memory": oom}
     if not chosen and (wanted := " or ".join(kind for kind, is_wanted in kinds.items() if is_wanted)):
         say(f"None of the {len(experiment.runs)} runs {wanted}: {command('status', experiment.folder)}")
+    # A profile runs commands, and who wrote the experiment's folder need not be who launches it.
+    known = {"", *site_files()}
+    if site is None and (files := sorted(set(chosen.values()) - known)):
+        raise UserError(
+            f"{experiment.folder} says that its runs were last submitted with {files[0]}; accepted: --site "
+            f"{quoted(files[0])}, if you trust that profile"
+        )
     by_site: dict[str, list[str] | None] = {}
     for run_id, submitted_to in chosen.items():
         try:

@@ -25,7 +25,7 @@ from support.cluster_runs import (
     wait_for,
     without_controller,
 )
-from support.command_line import asyncpp, succeeded
+from support.command_line import asyncpp, refusal, succeeded
 from support.launches import started_process
 from support.privileges import User, disk, fill
 
@@ -81,8 +81,10 @@ def test_a_job_that_ended_before_it_claimed_its_run_is_a_failure_with_its_log(
     # What the run does later is the later word.
     succeeded("train", second.folder, "--replay")
     assert [run["state"] for run in status_of(experiment.folder)] == ["failed", "completed"]
-    # To the site of its first job, whose profile has no name.
-    assert "Submitted 1 of 2 runs to site" in succeeded("launch", experiment.folder, "--failed").errors
+    # Nobody is made to run what the profile of another says.
+    assert f"accepted: --site {site}, if you trust" in refusal("launch", experiment.folder, "--failed")
+    again = succeeded("launch", experiment.folder, "--failed", "--site", site)
+    assert "Submitted 1 of 2 runs to site" in again.errors
 
 
 def test_a_job_cancelled_while_it_waited_is_no_failure(slurm_conf: Path, tmp_path: Path) -> None:
