@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -81,6 +82,8 @@ class _Mirror:
         first = self._writer is None
         if not first:
             self._writer.close()
+            # Readers take files in the order of their names, which have the second that they begin in.
+            time.sleep(1 - time.time() % 1)
         self._writer = self._new_writer(str(self._folder), purge_step=restart.update)
         if first:
             lines = self._run.config_file.read_text(encoding="utf-8").splitlines()

@@ -16,6 +16,7 @@ from support.command_line import succeeded
 from support.launches import started_process, wait_for
 from support.report_experiment import ExperimentFolder, metrics, settings
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.trackers.wandb import earlier_mirrors
@@ -98,7 +99,9 @@ def test_mirroring_again_adds_what_is_new_and_nothing_twice(tmp_path: Path) -> N
     assert own.read_text() == "own"
 
 
-def test_rows_that_a_resumed_run_repeats_are_dropped(tmp_path: Path) -> None:
+def test_rows_that_a_resumed_run_repeats_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Files of one second would be told apart by this number alone, and 10 sorts before 9.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(9))
     run = experiment(tmp_path / "e", [*metrics(val_losses=(4.0, 3.0))[:-1], *resumed(after=2)])
     read = mirrored(tmp_path, run)
     assert curve(read, "train/loss") == [(1, 4.75), (2, 4.5), (3, 7.0), (4, 7.0)]
