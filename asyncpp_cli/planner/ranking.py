@@ -119,13 +119,13 @@ def _places(
             yield False, max(least, later), None
             times = times_if_all_fits(config, costs)
             bounds = {cut: least_with_times(config, each) for cut, each in times.items()}
-            if config.parallel.shard_head:
-                # Memory forces no other cut.
-                later = max(later, _MARGIN * min(bounds.values()))
-                yield False, max(least, later), None
-            # A cut that memory forces may be faster: what is slower is the rank with most work.
             timed: dict[tuple[float, ...], StepTime] = {}
-            if all(fits(config, cut, limit_gb=limit_gb) for cut in times):
+            if shards := config.parallel.shard_head:
+                # Memory forces no other cut.
+                least = max(least, later, _MARGIN * min(bounds.values()))
+                yield False, least, None
+            # A cut that memory forces may be faster: what is slower is the rank with most work.
+            if shards or all(fits(config, cut, limit_gb=limit_gb) for cut in times):
                 least = max(least, _MARGIN * min(bounds.values()))
                 yield False, max(least, later), None
                 fastest = inf
