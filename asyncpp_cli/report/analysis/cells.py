@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from asyncpp_cli.report.analysis.statistics import (
+    NO_PAIRS,
     Interval,
     Pairs,
     Spread,
@@ -195,20 +196,18 @@ class CellResult:
 
     # Its losses beside those of the synchronous counterpart.
 
-    def compared(self, *, of_set: str | None = None, averaged: bool = False) -> Pairs | None:
-        """This cell's losses paired with those of its synchronous counterpart; None if one has no loss.
+    def compared(self, *, of_set: str | None = None, averaged: bool = False) -> Pairs:
+        """This cell's losses paired with those of its synchronous counterpart; none if one has no loss.
 
         Arguments are those of `losses_by_seed`.
         """
         if self.baseline is None:
-            return None
-        own, base = (
-            losses_by_seed(cell.completed, of_set=of_set, averaged=averaged) for cell in (self, self.baseline)
-        )
-        return pairs(own, base) if own and base else None
+            return NO_PAIRS
+        cells = (self, self.baseline)
+        return pairs(*(losses_by_seed(cell.completed, of_set=of_set, averaged=averaged) for cell in cells))
 
     @cached_property
-    def gap_pairs(self) -> Pairs | None:
+    def gap_pairs(self) -> Pairs:
         """As `compared`, of the headline's losses."""
         return self.compared()
 
@@ -218,12 +217,12 @@ class CellResult:
 
         The mean over their common seeds; None without any.
         """
-        return self.gap_pairs.mean if self.gap_pairs is not None else None
+        return self.gap_pairs.mean
 
     @cached_property
     def gap_interval(self) -> Interval | None:
         """From the differences between runs with the same seed; None for fewer than two pairs."""
-        return self.gap_pairs.interval if self.gap_pairs is not None else None
+        return self.gap_pairs.interval
 
     @property
     def recovered(self) -> float | None:

@@ -199,8 +199,13 @@ class Pairs:
         return welch(first, second) if first is not None and second is not None else None
 
 
+NO_PAIRS = Pairs(first={}, second={}, unpaired=())
+
+
 def pairs(first: Mapping[Any, float], second: Mapping[Any, float]) -> Pairs:
-    """The losses of two arms by common seed, in the order of the seeds."""
+    """The losses of two arms by common seed, in the order of the seeds; `NO_PAIRS` if one has no loss."""
+    if not first or not second:
+        return NO_PAIRS
     both = sorted(first.keys() & second.keys(), key=_order)
     return Pairs(
         first={seed: first[seed] for seed in both},

@@ -292,7 +292,7 @@ def _unpaired(delayed: Sequence[CellResult], names: Mapping[int, str]) -> list[s
         f"{names[id(cell)]} without seed {', '.join(map(str, cell.gap_pairs.unpaired))}"
         + ("" if cell.gap_pairs.seeds else ", so without a gap")
         for cell in delayed
-        if cell.gap_pairs is not None and cell.gap_pairs.unpaired
+        if cell.gap_pairs.unpaired
     ]
     if not left_out:
         return []
@@ -307,16 +307,14 @@ def _first(texts: Sequence[str]) -> str:
 
 def _certainty(delayed: Sequence[CellResult], names: Mapping[int, str]) -> list[str]:
     """The meaning of the intervals, and the gaps that are not significant."""
-    with_interval = [cell for cell in delayed if cell.gap_interval is not None]
-    if not with_interval:
+    intervals = [(names[id(cell)], found) for cell in delayed if (found := cell.gap_interval) is not None]
+    if not intervals:
         return []
     meaning = (
         f"The gap's ± is the half-width of its {CONFIDENCE:.0%} interval, from the differences between runs "
         "with the same seed, which start from the same weights and see the same data."
     )
-    unclear = [
-        names[id(cell)] for cell in with_interval if cell.gap_interval and cell.gap_interval.holds_zero
-    ]
+    unclear = [name for name, interval in intervals if interval.holds_zero]
     if not unclear:
         return [meaning]
     return [meaning, f"Not distinguishable from zero: {_first(unclear)}."]
@@ -327,7 +325,7 @@ def _caveats(delayed: Sequence[CellResult]) -> list[str]:
     if not compared:
         return []
     sentences = []
-    fewest = min(len(cell.gap_pairs.seeds) for cell in compared if cell.gap_pairs is not None)
+    fewest = min(len(cell.gap_pairs.seeds) for cell in compared)
     if fewest < FEW_SEEDS:
         seeds = "one seed" if fewest == 1 else f"{fewest} seeds"
         sentences.append(f"Certainty: some gaps rest on {seeds} (n = {fewest}); a small gap may be chance.")

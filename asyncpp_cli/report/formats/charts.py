@@ -386,7 +386,7 @@ def _gaps(arms: Sequence[Arm]) -> Chart:
     rows = []
     for arm in arms:
         pairs = arm.cell.gap_pairs
-        if pairs is None or pairs.mean is None or not math.isfinite(pairs.mean):
+        if pairs.mean is None or not math.isfinite(pairs.mean):
             continue
         interval = pairs.interval
         text = "one seed: no interval" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}"

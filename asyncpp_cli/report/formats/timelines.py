@@ -9,6 +9,7 @@ from html import escape
 
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.load.checks import steady_steps
 from asyncpp_cli.report.load.measured_timeline import MeasuredTimeline, read_measured_timeline
 from asyncpp_cli.report.load.run import Settings, grouped
 from asyncpp_cli.runs.run_folder import Run
@@ -17,7 +18,7 @@ from asyncpp_cli.schedule_tools.programs import rank_times
 from schedules import Program, ScheduleError, is_custom
 from schedules.actions import Action, Op
 from schedules.costs import Costs, RankTimes, uniform_costs, with_measured_ranks
-from schedules.simulate import Timeline, simulate, steps_to_measure, throughput
+from schedules.simulate import Timeline, simulate, throughput
 from stages.config.run_config import RunConfig, ScheduleConfig
 from stages.config.segments import segment_program
 
@@ -119,16 +120,15 @@ def _pair(cell: CellResult) -> TimelinePair | None:
         return None
     if sum(map(len, program.actions)) > MOST_BOXES:
         return None
-    stages, microbatches = config.parallel.stages, config.schedule.microbatches
+    stages = config.parallel.stages
     times = _times(cell, program)
     unit = 1.0 if times is None else _mean_work(times) / (1 + BACKWARD)
-    steady_steps = steps_to_measure(stages=stages, microbatches=microbatches, ahead=config.schedule.ahead)
-    steady_program = segment_program(config, first_step=0, steps=steady_steps)
+    steady_program = segment_program(config, first_step=0, steps=steady_steps(config))
     steady_costs = _costs(steady_program, times)
     measured, problem = _measured(cell, program) if times is not None else (None, None)
     if measured is not None:
         # The last steps of the segment do not depend on those before.
-        steps = min(measured.steps, steady_steps)
+        steps = min(measured.steps, steady_program.steps)
         first_step = measured.first_step + measured.steps - steps
         program = segment_program(config, first_step=first_step, steps=steps)
     predicted = simulate(program, uniform_costs(program, forward=unit, backward=unit * BACKWARD))

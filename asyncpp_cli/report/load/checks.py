@@ -14,7 +14,7 @@ from schedules.analyze import analyze
 from schedules.costs import uniform_costs
 from schedules.simulate import simulate, steps_to_measure, throughput
 from stages.config.run_config import RunConfig
-from stages.config.segments import program_options, sync_steps
+from stages.config.segments import program_options, schedule_facts, sync_steps
 
 
 def fault(metrics: Metrics, config: RunConfig, *, state: State, from_start: bool) -> str:
@@ -118,7 +118,7 @@ def _end(metrics: Metrics, config: RunConfig) -> str:
 
 
 MOST_MICROBATCHES = 100_000
-"""Limit of simulated forwards over all stages, so that a report stays quick."""
+"""Limit of simulated forwards over all ranks, so that a report stays quick."""
 
 
 def predicted_bubble(config: RunConfig) -> float | None:
@@ -128,42 +128,40 @@ def predicted_bubble(config: RunConfig) -> float | None:
     None where the schedule cannot be built or is too large, and for a custom schedule: a report
     runs no code that a folder names.
     """
-    program = _steady_state(config)
-    return None if program is None else _bubble(program)
+    return _predicted(config)[0]
 
 
 def predicted_delays(config: RunConfig) -> tuple[int, ...] | None:
     """For each stage, the largest delay of a gradient in updates; None as for `predicted_bubble`."""
-    program = _steady_state(config)
-    return None if program is None else _most_delays(program)
+    return _predicted(config)[1]
 
 
-_Options = tuple[tuple[str, Any], ...]
-"""Of a program: many runs share one."""
+_Prediction = tuple[float | None, tuple[int, ...] | None]
+"""The bubble, and the delay of each stage."""
 
 
-def _steady_state(config: RunConfig) -> _Options | None:
-    """The program of the schedule itself, after the steps that are synchronous whatever it is."""
-    stages, schedule = config.parallel.stages, config.schedule
-    steps = steps_to_measure(stages=stages, microbatches=schedule.microbatches, ahead=schedule.ahead)
-    steps += schedule.delay
-    if schedules.is_custom(schedule.name) or steps * schedule.microbatches * stages > MOST_MICROBATCHES:
-        return None
-    return tuple(program_options(config, first_step=sync_steps(config), steps=steps).items())
+def _predicted(config: RunConfig) -> _Prediction:
+    """Of the schedule itself, after the steps that are synchronous whatever it is."""
+    schedule = config.schedule
+    if schedules.is_custom(schedule.name):
+        return None, None
+    steps = steady_steps(config) + schedule.delay
+    if steps * schedule.microbatches * config.parallel.stages > MOST_MICROBATCHES:
+        return None, None
+    return _of_program(**program_options(config, first_step=sync_steps(config), steps=steps))
 
 
-@lru_cache(maxsize=1024)
-def _bubble(program: _Options) -> float | None:
-    try:
-        built = schedules.build(**dict(program))
-        return throughput(simulate(built, uniform_costs(built))).bubble
-    except ValueError:
-        return None
+def steady_steps(config: RunConfig) -> int:
+    """Steps of a segment that is long enough to measure its steady state, of a schedule of the family."""
+    schedule, stages = config.schedule, schedule_facts(config).stages
+    return steps_to_measure(stages=stages, microbatches=schedule.microbatches, ahead=schedule.ahead)
 
 
 @lru_cache(maxsize=1024)
-def _most_delays(program: _Options) -> tuple[int, ...] | None:
+def _of_program(**options: Any) -> _Prediction:
+    """By the options of `schedules.build`: many runs share a program."""
     try:
-        return analyze(schedules.build(**dict(program))).delay_max
+        built = schedules.build(**options)
+        return throughput(simulate(built, uniform_costs(built))).bubble, analyze(built).delay_max
     except ValueError:
-        return None
+        return None, None

@@ -200,14 +200,9 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         averaged("val_loss_ema", "EMA\nval loss", form="{:.3f}", show_std=True, drop_order=24),
         _pairs_column("gap_ema", "EMA\ngap", lambda cell: cell.compared(averaged=True), drop_order=25),
         *_set_columns(cells),
-        Column(
-            key="gap_welch",
-            fields=interval_fields(lambda cell: getattr(cell.gap_pairs, "interval_welch", None)),
-        ),
-        single("gap_seeds", value=lambda cell: cell.gap_pairs.seeds if cell.gap_pairs else []),
-        single(
-            "gap_seeds_missing", value=lambda cell: list(cell.gap_pairs.unpaired) if cell.gap_pairs else []
-        ),
+        Column(key="gap_welch", fields=interval_fields(attrgetter("gap_pairs.interval_welch"))),
+        single("gap_seeds", value=attrgetter("gap_pairs.seeds")),
+        single("gap_seeds_missing", value=lambda cell: list(cell.gap_pairs.unpaired)),
         _update_ratio_column(cells),
         _schedule_of("baseline"),
         _schedule_of("fastest", key="fastest_synchronous"),
@@ -317,9 +312,7 @@ def _gap_column(cells: Sequence[CellResult]) -> Column:
     return replace(_pairs_column("gap", "gap\n(delayed\n- sync)", attrgetter("gap_pairs")), text=text)
 
 
-def _gap_text(pairs: Pairs | None) -> str:
-    if pairs is None:
-        return NOTHING
+def _gap_text(pairs: Pairs) -> str:
     gap = formatted(pairs.mean, "{:+.3f}")
     if pairs.interval is not None:
         gap = f"{gap}±{pairs.interval.half_width:.3f}"
@@ -327,12 +320,10 @@ def _gap_text(pairs: Pairs | None) -> str:
     return f"{gap} (n {len(pairs.seeds)})" if pairs.unpaired else gap
 
 
-def _pairs_column(
-    key: str, title: str, compared: Callable[[CellResult], Pairs | None], **options: Any
-) -> Column:
+def _pairs_column(key: str, title: str, compared: Callable[[CellResult], Pairs], **options: Any) -> Column:
     """A gap over seeds, with its interval."""
-    fields: dict[str, Value] = {"": lambda cell: getattr(compared(cell), "mean", None)}
-    fields |= interval_fields(lambda cell: getattr(compared(cell), "interval", None))
+    fields: dict[str, Value] = {"": lambda cell: compared(cell).mean}
+    fields |= interval_fields(lambda cell: compared(cell).interval)
     return Column(key=key, title=title, fields=fields, text=lambda cell: _gap_text(compared(cell)), **options)
 
 

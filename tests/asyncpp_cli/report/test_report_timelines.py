@@ -100,6 +100,22 @@ def test_2bw_waits_for_nothing() -> None:
     assert predicted("2bw", stages=4, microbatches=8) == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.parametrize("name", ["zb-v", "paci-v"])
+def test_few_microbatches_fill_all_stages_of_a_v_schedule_before_they_are_measured(
+    tmp_path: Path, name: str
+) -> None:
+    assert predicted(name, stages=4, microbatches=1) is not None
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    rows = metrics(stages=8, busy=((0.5,) * 4,) * 2)
+    for row in rows:
+        if row["kind"] == "segment":
+            row["action_seconds"] = {"F": [0.1] * 8, "B": [0.2] * 8, "U": [0.0] * 8}
+    shape = {"parallel.stages": 4, "model.layers": 8, "schedule.microbatches": 1}
+    experiment.add(settings(name, "muon", **shape), rows=rows)
+    [pair] = timeline_pairs(report_of(experiment.folder).cells)
+    assert pair.mean_times_bubble == pytest.approx(pair.predicted_bubble)
+
+
 def test_no_prediction_for_what_cannot_be_built_or_is_too_large_to_simulate() -> None:
     assert predicted("2bw", stages=0, microbatches=8) is None
     assert predicted("1f1b", stages=64, microbatches=4096) is None
