@@ -63,8 +63,7 @@ def _next(experiment: Experiment, options: LaunchOptions, *, complete: bool) -> 
     folder = experiment.folder
     if not complete:
         words = _words(options)
-        gone = any(not run.config_file.exists() for run in experiment.runs)
-        if gone or any(config_problem(experiment, cell) for cell in experiment.cells):
+        if any(config_problem(experiment, cell) for cell in experiment.cells):
             return f"Next: {command('status', folder)}    restore: {restoring(experiment.runs[0])}"
         states = {run.id: current_status(run).state for run in experiment.runs}
         if State.DAMAGED in states.values():

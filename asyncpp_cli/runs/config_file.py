@@ -14,6 +14,7 @@ import yaml
 
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.settings import SECTIONS, SettingError, assign, copy_of, flatten, unset_keys
+from stages.config.records import read_text
 from stages.config.run_config import GONE, RunConfig
 
 # libyaml's reader and writer in C, if PyYAML was built with them, are ten times as fast.
@@ -87,15 +88,15 @@ def read_config(file: Path) -> RunConfig:
         DamagedError: the file is missing, or is not a complete run configuration.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
         config = _by_entries(text)
         if config is None:
             content = yaml.load(text, Loader=_Loader)
             if not isinstance(content, dict):
                 raise DamagedError(f"{file} is not a run's configuration")
             config = _of(content)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DamagedError(f"{file} cannot be read ({error})") from error
+    except FileNotFoundError as error:
+        raise DamagedError(f"{file} cannot be read ({error.strerror})") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         # PyYAML also raises these for invalid dates, integers of 5000 digits and endless nesting.
         raise DamagedError(f"{file} is not YAML") from error

@@ -162,7 +162,7 @@ def _with_hash(cell: Cell, run: Run) -> Cell:
 
 
 def config_problem(experiment: Experiment, cell: Cell) -> str | None:
-    """What is wrong with the configuration of a cell's run; None if it is the run's, or is missing.
+    """What is wrong with the configuration of a cell's run; None if it is the run's.
 
     Quick: it is parsed only where it is not as it was written.
     """
@@ -171,8 +171,8 @@ def config_problem(experiment: Experiment, cell: Cell) -> str | None:
         content = read_bytes(run.config_file)
         if hashlib.sha256(content).hexdigest() != cell.config_sha256:
             run.config()
-    except FileNotFoundError:
-        return None
+    except FileNotFoundError as error:
+        return printable(f"{run.config_file} cannot be read ({error.strerror})")
     except DamagedError as error:
         return printable(error)
     return None

@@ -141,11 +141,11 @@ OF_ROWS: dict[str, Harm] = {
         every("segment", delay_max=[7, 7])
     ),
     "metrics.jsonl has a row of another form": every("segment", steady_seconds="long"),
-    "config.yaml cannot be read": lambda run: run.config_file.unlink(),
 }
-"""What only those see who read all rows, or the settings of a completed run."""
+"""What only those see who read all rows."""
 
 OF_CONFIG: dict[str, Harm] = {
+    "config.yaml cannot be read (No such file or directory)": lambda run: run.config_file.unlink(),
     "config.yaml is not YAML": lambda run: run.config_file.write_text("train: [1, 2"),
     "config.yaml is another run's: its settings make the hash": another_configuration,
 }
