@@ -24,7 +24,7 @@ from asyncpp_cli.launch.progress import shown_progress
 from asyncpp_cli.launch.submission.submit import array_script, submit
 from asyncpp_cli.runs.attempts.repair import damage
 from asyncpp_cli.runs.experiment_folder import Experiment
-from asyncpp_cli.runs.status import State, is_done
+from asyncpp_cli.runs.status import UNKNOWN, State, is_done
 from asyncpp_cli.sites.profile import Site, time_note
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import SlurmError
@@ -97,7 +97,7 @@ def submit_missing(
         queue.check_answer()
         run_statuses = [queue.run_status(run, with_accounting=False) for run in experiment.runs_to_launch]
         for each in run_statuses:
-            if each.status.state == State.DAMAGED and (only is None or each.run.id in only):
+            if each.status.state in UNKNOWN and (only is None or each.run.id in only):
                 say(f"left out: {damage(each.run, each.status)}")
         missing = runs_to_submit(run_statuses, only=only, pauses=options.pauses)
         runs = [run for run in missing if run.id not in cancelled]

@@ -16,7 +16,7 @@ from asyncpp_cli.planner.here import are_long, said_of_all, seconds_here, togeth
 from asyncpp_cli.runs.attempts.cost import amount
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment
-from asyncpp_cli.runs.status import State, is_done
+from asyncpp_cli.runs.status import UNKNOWN, is_done
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.sites.resources import Machine, this_machine
 from stages.config.run_config import RunConfig
@@ -45,7 +45,7 @@ def expected_cost(
         if only is not None and run.id not in only:
             continue
         status = current_status(run)
-        if status.state == State.DAMAGED or is_done(status, until=pauses.get(run.id)):
+        if status.state in UNKNOWN or is_done(status, until=pauses.get(run.id)):
             continue
         runs += 1
         try:

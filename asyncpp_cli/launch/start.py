@@ -20,7 +20,7 @@ from asyncpp_cli.runs.attempts.repair import damage, repair_run, restoring
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment, config_problem
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import Cause, State, is_done
+from asyncpp_cli.runs.status import UNKNOWN, Cause, State, is_done
 from asyncpp_cli.sites.profile import LOCAL, Site, find_site, site_files
 from asyncpp_cli.sites.resources import this_machine
 from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
@@ -156,7 +156,7 @@ def launch_locally(experiment: Experiment, options: LaunchOptions, *, told: bool
     # Configurations of runs that are done are not read: there may be a thousand.
     statuses = {run: current_status(run) for run in runs}
     missing = [run for run in runs if not is_done(statuses[run], until=pauses.get(run.id))]
-    damaged = [run for run in missing if statuses[run].state == State.DAMAGED]
+    damaged = [run for run in missing if statuses[run].state in UNKNOWN]
     whole = [run for run in missing if run not in damaged]
     tasks, refused = tasks_of(whole, replay=options.replay, machine=machine, pauses=pauses)
     for run in damaged:

@@ -22,7 +22,7 @@ from pathlib import Path
 from msgspec import structs
 
 from asyncpp_cli.base.atomic_files import write_record
-from asyncpp_cli.base.console import command, printable
+from asyncpp_cli.base.console import command
 from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.runs.run_folder import Run, RunId
 from stages.config.records import FileRecord, Record, read_bytes, read_record
@@ -161,7 +161,7 @@ def _with_hash(cell: Cell, run: Run) -> Cell:
     return structs.replace(cell, config_sha256=hashlib.sha256(read_bytes(run.config_file)).hexdigest())
 
 
-def config_problem(experiment: Experiment, cell: Cell) -> str | None:
+def config_problem(experiment: Experiment, cell: Cell) -> DamagedError | None:
     """What is wrong with the configuration of a cell's run; None if it is the run's.
 
     Quick: it is parsed only where it is not as it was written.
@@ -172,9 +172,9 @@ def config_problem(experiment: Experiment, cell: Cell) -> str | None:
         if hashlib.sha256(content).hexdigest() != cell.config_sha256:
             run.config()
     except FileNotFoundError as error:
-        return printable(f"{run.config_file} cannot be read ({error.strerror})")
+        return DamagedError(f"{run.config_file} cannot be read ({error.strerror})")
     except DamagedError as error:
-        return printable(error)
+        return error
     return None
 
 

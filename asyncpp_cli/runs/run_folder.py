@@ -28,7 +28,7 @@ from typing import Annotated, Any
 
 from asyncpp_cli.base.atomic_files import locked, read_json, remove_temporary, write_json
 from asyncpp_cli.base.errors import DamagedError, UserError
-from asyncpp_cli.runs.status import CLOCK_MARGIN, State, Status
+from asyncpp_cli.runs.status import CLOCK_MARGIN, UNKNOWN, State, Status
 from stages.checkpoint.files import Owner, saved_steps
 from stages.config.records import CHECKSUM, Count, FileRecord, Meta, read_record
 from stages.config.run_config import RunConfig
@@ -226,8 +226,8 @@ class Run:
             with contextlib.suppress(DamagedError):
                 steps = self.config().train.steps
             return Status(state=State.RUNNING, attempt=max(claimed), steps=steps)
-        if status.state == State.DAMAGED:
-            raise DamagedError(f"{self.status_file}: state is {State.DAMAGED}, which is never written")
+        if status.state in UNKNOWN:
+            raise DamagedError(f"{self.status_file}: state is {status.state}, which is never written")
         return status
 
     def lineage(self) -> Lineage | None:

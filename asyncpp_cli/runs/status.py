@@ -28,6 +28,18 @@ class State(StrEnum):
     INTERRUPTED = "interrupted"
     DAMAGED = "damaged"
     """Its files cannot be read. Never written to status.json."""
+    UNREADABLE = "unreadable"
+    """This user has no right to read its files. Never written to status.json."""
+
+
+UNKNOWN = (State.DAMAGED, State.UNREADABLE)
+"""States of runs whose files cannot be read."""
+
+
+def state_after(error: BaseException) -> State:
+    """State of a run of which reading a file raised this."""
+    forbidden = isinstance(error, PermissionError) or isinstance(error.__cause__, PermissionError)
+    return State.UNREADABLE if forbidden else State.DAMAGED
 
 
 class Cause(StrEnum):

@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from asyncpp_cli.base.console import printable
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.cost import cost_of_run
@@ -23,7 +24,7 @@ from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment, config_problem
 from asyncpp_cli.runs.processes import user_name
 from asyncpp_cli.runs.run_folder import Run, modified
-from asyncpp_cli.runs.status import CLOCK_MARGIN, Cause, State, Status
+from asyncpp_cli.runs.status import CLOCK_MARGIN, UNKNOWN, Cause, State, Status, state_after
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import (
     AccountedJob,
@@ -229,10 +230,11 @@ class SlurmQueue:
         for cell in self._experiment.cells:
             each = self.run_status(self._experiment.run(cell.id), with_accounting=with_accounting)
             # One that is running stays so: it can be cancelled, and is not removed.
-            if each.status.state not in (State.RUNNING, State.DAMAGED) and (
+            if each.status.state not in (State.RUNNING, *UNKNOWN) and (
                 problem := config_problem(self._experiment, cell)
             ):
-                each = replace(each, status=replace(each.status, state=State.DAMAGED, reason=problem))
+                state, reason = state_after(problem), printable(problem)
+                each = replace(each, status=replace(each.status, state=state, reason=reason))
             found.append(each)
         return found
 
@@ -312,7 +314,7 @@ def unclaimed_job(
         accounted: its accounting record.
     """
     submitted = task.submission.state == "submitted" and task.array.id
-    if not submitted or status.state in (State.COMPLETED, State.RUNNING, State.DAMAGED):
+    if not submitted or status.state in (State.COMPLETED, State.RUNNING, *UNKNOWN):
         return None
     job = Attempt(run, status.attempt).job if status.attempt else None
     claimed = job is not None and (job.name, job.index) == task.key

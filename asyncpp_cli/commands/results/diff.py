@@ -40,12 +40,13 @@ def diff(
     need_polars()
     from asyncpp_cli.report.analysis.difference import difference
     from asyncpp_cli.report.load.experiments import load_selection
+    from asyncpp_cli.runs.status import UNKNOWN
 
     a, b = load_selection(first), load_selection(second)
     compared = difference(a, b)
     for run in (*a, *b):
-        if run.state == "damaged":
-            say(f"{run.id} is damaged and left out of the means: {run.reason}", one_line=True)
+        if run.state in UNKNOWN:
+            say(f"{run.id} is {run.state} and left out of the means: {run.reason}", one_line=True)
     if as_json:
         sides = {
             side: {"name": str(path), "runs": [run.id for run in runs]}

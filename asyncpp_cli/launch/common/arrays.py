@@ -13,7 +13,7 @@ from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.run_data import config_to_train, naming_config
 from asyncpp_cli.launch.common.options import LaunchOptions, Pauses, check_pause
 from asyncpp_cli.runs.run_folder import FolderName, Run, RunId
-from asyncpp_cli.runs.status import State, is_done
+from asyncpp_cli.runs.status import UNKNOWN, is_done
 from asyncpp_cli.sites.containers import Container, ContainerError, mounts_of
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.sites.resources import ranks_of
@@ -47,14 +47,14 @@ class PlannedArray:
 def runs_to_submit(
     run_statuses: Sequence[RunStatus], *, only: Collection[str] | None, pauses: Pauses
 ) -> list[Run]:
-    """The runs that are neither done, nor running, nor queued, nor damaged."""
+    """The runs that are neither done, nor running, nor queued, and can be read."""
     return [
         run_status.run
         for run_status in run_statuses
         if (only is None or run_status.run.id in only)
         and not is_done(run_status.status, until=pauses.get(run_status.run.id))
         and not run_status.is_live
-        and run_status.status.state != State.DAMAGED
+        and run_status.status.state not in UNKNOWN
     ]
 
 

@@ -15,7 +15,9 @@ from asyncpp_cli.report.tables.document import Report
 PLAIN_WIDTH = 120
 """Characters of a line that does not go to a terminal; more if the table needs them."""
 
-STYLE_OF_STATE = {"completed": "green", "running": "cyan", "failed": "bold red", "damaged": "bold red"}
+STYLE_OF_STATE = {"completed": "green", "running": "cyan"} | dict.fromkeys(
+    ("failed", "damaged", "unreadable"), "bold red"
+)
 
 
 def to_table(report: Report, *, console: Console) -> None:

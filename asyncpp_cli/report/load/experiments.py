@@ -23,7 +23,7 @@ from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, runs_at
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import items
-from asyncpp_cli.runs.status import State, Status
+from asyncpp_cli.runs.status import UNKNOWN, State, Status, state_after
 from asyncpp_cli.slurm.run_status import SlurmQueue
 from stages.config.records import read_record
 from stages.config.run_config import RunConfig
@@ -77,8 +77,8 @@ def _load(cell: Cell, run: Run, queue: SlurmQueue, *, configs: Lock, keep_steps:
             # Not the same as a run of this configuration from its beginning.
             config = {**config, "continues": lineage.label}
         status = current_status(run, scheduler=queue)
-        if status.state == State.DAMAGED:
-            return replace(plain, config=config, state="damaged", reason=status.reason)
+        if status.state in UNKNOWN:
+            return replace(plain, config=config, state=str(status.state), reason=status.reason)
         metrics = read_metrics(run)
         if wrong := fault(metrics, run_config, state=status.state, from_start=lineage is None):
             return replace(plain, config=config, state="damaged", reason=f"{run.metrics_file}: {wrong}")
@@ -86,7 +86,7 @@ def _load(cell: Cell, run: Run, queue: SlurmQueue, *, configs: Lock, keep_steps:
         if cell.loss_of is not None:
             measurement = without_losses(measurement)
     except (DamagedError, OSError) as error:
-        return replace(plain, config=config, state="damaged", reason=str(error))
+        return replace(plain, config=config, state=str(state_after(error)), reason=str(error))
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         # Rows are any JSON: a missing or mistyped field shows when it is used.
         reason = f"{run.metrics_file} has a row of another form ({error!r})"

@@ -38,6 +38,7 @@ def grouped(items: Iterable[_Item], key_of: Callable[[_Item], Hashable]) -> list
 STATES_BY_WEIGHT = (
     "failed",
     "damaged",
+    "unreadable",
     "interrupted",
     "running",
     "paused",

@@ -18,7 +18,7 @@ from typing import Any
 
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import State, Status
+from asyncpp_cli.runs.status import State, Status, state_after
 from stages.checkpoint.files import CheckpointError, folder_of, rows_before
 from stages.config.records import CHECKSUM, is_intact, open_file
 
@@ -64,6 +64,9 @@ def metrics_problem(run: Run, status: Status) -> str:
     Empty if nothing is. A completed run must have its end row, another the rows before one of its checkpoints
     if it has any; rows must be this run's, and the checksum in the last row must be that of all before it. A
     file that has not changed since is not read again.
+
+    Raises:
+        DamagedError or OSError: this user has no right to read them.
     """
     file = run.metrics_file
     completed = (status.attempt, status.steps) if status.state == State.COMPLETED else None
@@ -77,7 +80,9 @@ def metrics_problem(run: Run, status: Status) -> str:
             return _rows_lost(run, saved, b"")
         return _problem(run, completed, saved, found.st_mtime_ns, found.st_size)
     except (OSError, DamagedError) as error:
-        return f"{file} cannot be read ({error})"
+        if state_after(error) == State.UNREADABLE:
+            raise
+        return str(error) if isinstance(error, DamagedError) else f"{file} cannot be read ({error})"
 
 
 def has_rows(run: Run, step: int) -> bool:

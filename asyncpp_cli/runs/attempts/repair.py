@@ -78,7 +78,9 @@ def repair_run(run: Run) -> str:
 
 
 def damage(run: Run, status: Status) -> str:
-    """What is wrong with a damaged run, and the command that repairs it."""
+    """What is wrong with a run that cannot be read, and the command that repairs it if it is damaged."""
+    if status.state == State.UNREADABLE:
+        return status.reason
     if not run.folder.is_dir():
         return f"{status.reason}; to make the run anew: {restoring(run)}"
     return f"{status.reason}; to repair it: {command('launch', run.folder.parents[1] / run.id)}"

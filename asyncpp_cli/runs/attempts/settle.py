@@ -20,7 +20,7 @@ from asyncpp_cli.runs.attempts.files import Claimed, Outcome, RankEnd, RankStart
 from asyncpp_cli.runs.attempts.outcome import outcome_of
 from asyncpp_cli.runs.processes import ProcessId, is_gone, is_local
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import Cause, State, Status
+from asyncpp_cli.runs.status import Cause, State, Status, state_after
 
 SECONDS_TO_START = 120.0
 """A local rank that has not recorded its start after this time counts as never started."""
@@ -59,12 +59,13 @@ def settle(
 def current_status(
     run: Run, *, none_to_come: int | None = None, scheduler: Scheduler | None = None
 ) -> Status:
-    """As `settle`, but without errors: a run whose files cannot be read has state `damaged`, as has one whose
-    metrics are not complete (`metrics_problem`).
+    """As `settle`, but without errors: a run whose files cannot be read has state `damaged` or `unreadable`,
+    and one whose metrics are not complete `damaged` (`metrics_problem`).
 
     If the status cannot be written (another user's run, a full or read-only disk), returns what would have
     been written.
     """
+    status = Status(state=State.DAMAGED)
     try:
         try:
             status = settle(run, none_to_come=none_to_come, scheduler=scheduler)
@@ -72,11 +73,10 @@ def current_status(
             status = _settled(run.status(), run, _Knowledge(none_to_come, None, scheduler))
         problem = "" if status.state == State.RUNNING else metrics_problem(run, status)
         return replace(status, state=State.DAMAGED, reason=printable(problem)) if problem else status
-    except DamagedError as error:
-        return Status(state=State.DAMAGED, reason=printable(error))
-    except OSError as error:
+    except (DamagedError, OSError) as error:
         refusal = refusal_of(error)
-        return Status(state=State.DAMAGED, reason=printable(refusal.message if refusal else error))
+        reason = printable(refusal.message if refusal else error)
+        return replace(status, state=state_after(error), reason=reason)
 
 
 def settle_locked(run: Run, *, scheduler: Scheduler | None = None) -> Status:

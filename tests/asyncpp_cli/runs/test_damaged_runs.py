@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -16,9 +17,10 @@ from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from support.attempts import claimed
-from support.command_line import Ended, asyncpp, succeeded
+from support.command_line import ASYNCPP, Ended, asyncpp, ran, succeeded
 from support.files import contents, edit
 from support.json_values import JSON
+from support.privileges import OWN_RIGHTS, permitted
 from support.report_experiment import ExperimentFolder, begun, cells_of, metrics, settings
 
 from asyncpp_cli.base.errors import UserError
@@ -225,6 +227,25 @@ def test_what_needs_no_damaged_run_goes_on(told: Told) -> None:
     for run in told.damaged.values():
         assert asyncpp("logs", told.experiment.folder, run.id, "--attempt", "1").code in (0, 2)
     assert current_status(told.experiment.runs[0]).state == State.COMPLETED
+
+
+FORBIDDEN = ("metrics.jsonl", "config.yaml", "status.json", ".")
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+@pytest.mark.skipif(
+    not permitted(shlex.join([*OWN_RIGHTS, "true"])), reason="root cannot give up its rights here"
+)
+def test_a_run_that_the_user_may_not_read_is_no_damaged_one(name: str, experiment: Experiment) -> None:
+    first, _ = experiment.runs
+    (first.folder / name).chmod(0)
+    for command in ("status", "report", "launch"):
+        ended = ran(*OWN_RIGHTS, *ASYNCPP, command, experiment.folder)
+        words, seen = shown(ended), command != "launch" or name != "config.yaml"
+        assert ("(Permissiondenied)" in words, "unreadable" in words) == (seen, command != "launch"), ended
+        assert [word for word in ("damaged", "repair") if word in words] == [], ended
+    (first.folder / name).chmod(0o700)
+    assert current_status(first).state == State.COMPLETED
 
 
 ONE_RUN = {
