@@ -257,7 +257,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.bytes["temporary"] += size
             self._total += size
             self.temporaries[self.phase] = max(self.temporaries.get(self.phase, 0), self.bytes["temporary"])
-            if self._total > self._peak_total:
+            # Of equally full moments the last: in the first, an optimizer's state is still a temporary.
+            if self._total >= self._peak_total:
                 self._peak_total, self.peak_phase = self._total, self.phase
                 self.peak = self.bytes.copy()
 
