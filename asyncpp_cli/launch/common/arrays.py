@@ -13,7 +13,7 @@ from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.run_data import config_to_train, naming_config
 from asyncpp_cli.launch.common.options import LaunchOptions, Pauses, check_pause
 from asyncpp_cli.runs.run_folder import FolderName, Run, RunId
-from asyncpp_cli.runs.status import UNKNOWN, is_done
+from asyncpp_cli.runs.status import UNKNOWN, State, is_done
 from asyncpp_cli.sites.containers import Container, ContainerError, mounts_of
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.sites.resources import ranks_of
@@ -47,10 +47,11 @@ class PlannedArray:
 def runs_to_submit(
     run_statuses: Sequence[RunStatus], *, only: Collection[str] | None, pauses: Pauses
 ) -> list[Run]:
-    """The runs that are neither done, nor running, nor queued, and can be read."""
+    """The runs that are neither done, nor running, nor queued, and can be read; those that failed last, so
+    that they keep no other from its turn."""
     return [
         run_status.run
-        for run_status in run_statuses
+        for run_status in sorted(run_statuses, key=lambda each: each.status.state == State.FAILED)
         if (only is None or run_status.run.id in only)
         and not is_done(run_status.status, until=pauses.get(run_status.run.id))
         and not run_status.is_live
@@ -73,7 +74,7 @@ def plan_arrays(
         site: site profile.
         options: options of the launch.
         max_array_size: SLURM's limit on the tasks of an array.
-        free_jobs: number of jobs that may be submitted; further runs are left out. None: no limit.
+        free_jobs: number of jobs that may be submitted; the last runs are left out. None: no limit.
 
     Raises:
         UserError: a run cannot be read, trained, or placed at this site.
@@ -88,7 +89,7 @@ def plan_arrays(
         planned.append(PlannedRun(run=run, shape=shape, steps=config.train.steps, until=until))
     largest = min(site.array_limit or max_array_size, max_array_size)
     by_shape, groups = attrgetter("shape"), []
-    for shape, same_shape in groupby(sorted(planned, key=by_shape)[:free_jobs], key=by_shape):
+    for shape, same_shape in groupby(sorted(planned[:free_jobs], key=by_shape), key=by_shape):
         group = tuple(same_shape)
         groups += [(shape, group[first : first + largest]) for first in range(0, len(group), largest)]
     at_once = options.max_parallel or site.max_parallel

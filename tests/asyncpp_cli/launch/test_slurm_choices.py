@@ -217,6 +217,24 @@ def test_a_failed_run_is_submitted_as_soon_as_slurm_has_let_go_of_the_last_job(
     assert [array.runs for array in submission.arrays] == [(failing.id,)]
 
 
+def test_runs_that_always_fail_keep_no_other_from_its_turn(commands: Path) -> None:
+    site = commands / "site.yaml"
+    site.write_text("time: '60'\nnetwork_interface: lo\nsubmit_limit: 2\n")
+    write_program(commands / "squeue")
+    write_program(commands / "sbatch", "echo Submitted batch job 8")
+    folder = ExperimentFolder(commands / "experiment")
+    # Jobs of two ranks sort before those of four.
+    for stages, state in ((2, State.FAILED), (2, State.INTERRUPTED), (2, State.FAILED), (4, State.PENDING)):
+        seed = len(list(folder.folder.glob("runs/*")))
+        of_run = settings("1f1b", "muon", seed=seed, **{"parallel.stages": stages})
+        folder.add(of_run, status=Status(state=state))
+    experiment = open_experiment(folder.folder)
+    _, interrupted, _, never_tried = experiment.runs
+    succeeded("launch", experiment.folder, "--site", site)
+    [submission] = read_submissions(experiment).all
+    assert [array.runs for array in submission.arrays] == [(interrupted.id,), (never_tried.id,)]
+
+
 def test_ctrl_c_at_one_site_starts_nothing_at_the_next(
     commands: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
