@@ -19,7 +19,7 @@ from asyncpp_cli.experiment.matrix import ResolvedCell, check_cells, expand
 from asyncpp_cli.experiment.own_code import confirmed as confirmed_code
 from asyncpp_cli.experiment.render import render
 from asyncpp_cli.experiment.template import Template, load
-from asyncpp_cli.launch.common.arrays import ArrayManifest, plan_arrays
+from asyncpp_cli.launch.common.arrays import ArrayManifest, free_jobs, plan_arrays
 from asyncpp_cli.launch.common.options import LaunchOptions, flags
 from asyncpp_cli.launch.start import confirmed, launch_locally
 from asyncpp_cli.launch.submission.sbatch import check_folder_name
@@ -134,6 +134,11 @@ def _on_cluster(
     experiment: Experiment, plan: Plan, site: Site, options: LaunchOptions, *, promoting: bool
 ) -> int:
     check_folder_name(experiment.folder)
+    if site.submit_limit is not None and site.submit_limit < _FEWEST_JOBS:
+        raise UserError(
+            f"{site.file}: submit_limit: {site.submit_limit}: a tuning needs {_FEWEST_JOBS} jobs: one that "
+            "promotes, a run that it submits, and the next one that promotes"
+        )
     if submit_due(experiment, plan, site, options, promoting=promoting) and not promoting:
         say(f"A job that follows each array promotes. Status: {command('status', experiment.folder)}")
     return 0
@@ -155,6 +160,8 @@ def _locally(experiment: Experiment, plan: Plan, options: LaunchOptions) -> int:
         tried |= left.items()
 
 
+_FEWEST_JOBS = 3
+"""Least `submit_limit` of a tuning."""
 PROMOTE = "--promote"
 """Flag of the command in the job that follows an array."""
 
@@ -186,26 +193,35 @@ def submit_due(
     with submission_lock(experiment):
         queue = SlurmQueue(experiment)
         queue.check_answer()
-        max_array_size = slurm.cluster().max_array_size
-        count, live = 0, set()
+        max_array_size, free = slurm.cluster().max_array_size, free_jobs(site)
+        count, left, live = 0, 0, set()
         for arm in standings(experiment, plan, scheduler=queue):
             statuses = [queue.run_status(experiment.run(run), with_accounting=False) for run in arm.due]
             arrays = {each.job_id.partition("_")[0] for each in statuses if each.has_job}
             waiting = [each for each in statuses if not each.is_live]
             if promoting:
                 waiting = [each for each in waiting if not _was_submitted(queue, each, arm)]
-            runs = [each.run for each in waiting]
-            if not runs:
+            of_arm = replace(options, pauses=dict(arm.due))
+            room = None if free is None else max(0, free - 1)  # one is the job that promotes
+            job_arrays = plan_arrays(
+                [each.run for each in waiting], site, of_arm, max_array_size=max_array_size, free_jobs=room
+            )
+            submitted = sum(len(array.runs) for array in job_arrays)
+            left += len(waiting) - submitted
+            if not submitted:
                 live |= arrays
                 continue
-            of_arm = replace(options, pauses=dict(arm.due))
-            job_arrays = plan_arrays(runs, site, of_arm, max_array_size=max_array_size)
             then = _command(experiment, site, options)
             submission = submit(experiment, site, job_arrays, of_arm, live=sorted(arrays), then=then)
-            count += len(runs)
+            count += submitted
+            free = None if free is None else free - submitted - 1
             jobs = ", ".join(array.id for array in submission.arrays)
-            number = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+            number = "1 run" if submitted == 1 else f"{submitted} runs"
             say(f"{number} to step {max(arm.due.values())}: job {jobs}")
+        if left:
+            again = command("tune", experiment.folder)
+            limit = f"{site.file}: submit_limit: {site.submit_limit} jobs at once"
+            say(f"{left} exceed {limit}: a job that promotes submits them, or {again}")
         if live and not count and not _another_follows(queue):
             # The process that submitted them was killed before it submitted the job that promotes.
             submit(experiment, site, [], options, live=sorted(live), then=_command(experiment, site, options))

@@ -11,11 +11,12 @@ from support.cluster_runs import (
     nothing_queued,
     outcomes,
     preempt_all,
+    set_partition,
     site_file,
     squeue,
     wait_for,
 )
-from support.command_line import asyncpp, succeeded
+from support.command_line import asyncpp, refusal, succeeded
 from support.launches import ONE, rows_of
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
@@ -67,3 +68,23 @@ def test_tuned_with_a_preemption(slurm_conf: Path, tmp_path: Path) -> None:
     succeeded("train", undisturbed.folder, "--replay")
     assert rows_of(best_run, "end") == rows_of(undisturbed, "end")
     assert "stopped" in {cause for run in experiment.runs for _, cause in outcomes(run)}
+
+
+def test_a_tuning_holds_to_the_limit_on_jobs(slurm_conf: Path, tmp_path: Path) -> None:
+    """Its jobs fill the limit, with the job that promotes and submits what is left; fewer are no tuning."""
+    folder = tmp_path / "e"
+    tune = ["tune", *TUNE, "train.steps=8", "--rungs", "0.5", "--out", folder, "--replay", "--site"]
+    said = refusal(*tune, site_file(tmp_path, submit_limit=2))
+    assert "submit_limit: 2: a tuning needs 3" in said
+    set_partition("down")
+    site = site_file(tmp_path, submit_limit=3, retries=0)
+    ended = succeeded(*tune, site)
+    assert "2 runs to step 4" in ended.errors
+    assert "1 exceed" in ended.errors
+    assert len(squeue()) == 3
+    set_partition("up")
+    wait_for(nothing_queued, seconds=200, why=squeue)
+    (arm,) = json.loads(asyncpp("tune", folder, "--dry-run", "--json").output)
+    assert arm["complete"], arm
+    submitted = [len(each.arrays[0].runs) for each in read_submissions(open_experiment(folder)).all]
+    assert submitted == [2, 1, 1]
