@@ -30,7 +30,7 @@ from stages.config.run_config import RunConfig
 from stages.shape.families import FAMILIES, describe
 
 _THREADS = 4
-"""polars releases the interpreter lock while it parses."""
+"""A file server takes long to answer, for each of a run's files."""
 
 
 def load(experiments: Iterable[Experiment], *, keep_steps: bool) -> tuple[list[RunResult], list[str]]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
+import msgspec
 import polars as pl
 
 from asyncpp_cli.runs.run_folder import Run, without_repeated
@@ -29,13 +28,24 @@ STEP_SCHEMA = {
 """The columns of `Metrics.steps`: the fields of a `step` row."""
 
 REQUIRED = ("step", "tokens", "skipped", "seconds")
-"""Fields that every `step` row has. A `train_loss` that is not finite becomes NaN."""
+"""Fields that every `step` row has. A `train_loss` of null becomes NaN."""
 
 _STEP_BEGINS = b'{"kind": "step",'
-# Begins with a literal, the end of the line before, which `re` finds fast.
-_NO_STEP_ROW = re.compile(rb"\n(?!" + re.escape(_STEP_BEGINS) + rb")(?!\Z)[^\n]*")
-_NOT_FINITE = re.compile(rb"(?<=: )(?:NaN|-?Infinity)(?=[,}])")
-_NO_FINITE_LOSS = re.compile(rb'"train_loss": (?:null|NaN|-?Infinity)')
+
+
+class _Step(msgspec.Struct, gc=False):
+    """A `step` row, as msgspec reads it ten times as fast as json."""
+
+    step: int
+    tokens: int
+    train_loss: float | None
+    lr: float | None
+    grad_norm: float | None
+    skipped: bool
+    seconds: float
+
+
+_decoder = msgspec.json.Decoder(_Step)
 
 
 def _no_steps() -> pl.DataFrame:
@@ -52,9 +62,6 @@ class Metrics:
     """Number of lines that are not JSON objects, also left out."""
 
 
-_FEW_BYTES = 10_000
-
-
 def read_metrics(run: Run) -> Metrics:
     """The metrics of a run; empty if the file is missing.
 
@@ -65,10 +72,8 @@ def read_metrics(run: Run) -> Metrics:
         text = run.metrics_file.read_bytes()
     except FileNotFoundError:
         return Metrics()
-    # Line by line a large file takes ten times as long, and a small one half as long.
-    with contextlib.suppress(pl.exceptions.PolarsError, ValueError, RecursionError):
-        if len(text) > _FEW_BYTES:
-            return _read_in_columns(text)
+    with contextlib.suppress(msgspec.MsgspecError, OverflowError, RecursionError, ValueError):
+        return _read_fast(text)
     # A truncated line, or rows of another form, too.
     rows, torn = run.metrics_and_torn_lines()
     return from_rows(rows, torn=torn)
@@ -106,61 +111,35 @@ def _complete(steps: pl.DataFrame) -> pl.DataFrame:
     return steps.with_columns(pl.col("train_loss").fill_null(float("nan")))
 
 
-def _read_in_columns(text: bytes) -> Metrics:
-    """Read a file fast, if every line is complete.
+def _read_fast(text: bytes) -> Metrics:
+    """Read a file whose lines are all complete, and its `step` rows as asyncpp writes them.
 
     Raises:
-        polars.exceptions.PolarsError or ValueError: a line is not, or has another form.
+        msgspec.MsgspecError, OverflowError, RecursionError or ValueError: a line is not, or has another form.
     """
-    if not text.endswith(b"\n"):
-        # Still being written, or truncated.
-        raise ValueError("the last line has no end")
-    spans = _other_lines(text)
-    others = [json.loads(text[begin:end]) for begin, end in spans]
-    if any(not isinstance(row, dict) or row.get("kind", "step") == "step" for row in others):
-        raise ValueError("a line that is not a row, or a step row of another writer")
-    for row in others:
+    steps: list[_Step] = []
+    others: list[dict[str, Any]] = []
+    for line in text.splitlines():
+        if line.startswith(_STEP_BEGINS):
+            steps.append(_step(line))
+            continue
+        row = json.loads(line)
+        if not isinstance(row, dict) or row.get("kind", "step") == "step":
+            raise ValueError("a line that is not a row, or a step row of another writer")
         row.pop(CHECKSUM, None)
-    if _STEP_BEGINS not in text:
-        return Metrics(others=without_repeated(others))
-    table = _parsed(text)
-    lines = _line_numbers(text, spans)
-    is_step = np.ones(len(table), dtype=bool)
-    is_step[lines] = False
-    starts = [index for index, row in enumerate(others) if row["kind"] == "start"]
-    for start in starts[1:]:
-        done = others[start].get("updates", others[start]["step"])
-        before = table["step"][: lines[start]].fill_null(0).to_numpy()
-        is_step[: lines[start]] &= before <= done
-    steps = table.filter(pl.Series(is_step))
-    nulls = steps["train_loss"].null_count()
-    if nulls and nulls > len(_NO_FINITE_LOSS.findall(text)):
-        raise ValueError("a step row without a loss")
-    return Metrics(steps=_complete(steps), others=without_repeated(others))
+        others.append(row)
+        if row["kind"] == "start":
+            done = row["updates"] if "updates" in row else row["step"]
+            steps = [step for step in steps if step.step <= done]
+    columns = {name: [getattr(step, name) for step in steps] for name in STEP_SCHEMA}
+    return Metrics(
+        steps=_complete(pl.DataFrame(columns, schema=STEP_SCHEMA)), others=without_repeated(others)
+    )
 
 
-def _parsed(text: bytes) -> pl.DataFrame:
-    """A row for every line, with the fields of a `step` row."""
+def _step(line: bytes) -> _Step:
     try:
-        return pl.read_ndjson(text, schema=STEP_SCHEMA)
-    except pl.exceptions.PolarsError:
-        if b"NaN" not in text and b"Infinity" not in text:
-            raise
-        # Python writes them; they are not JSON.
-        return pl.read_ndjson(_NOT_FINITE.sub(b"null", text), schema=STEP_SCHEMA)
-
-
-def _other_lines(text: bytes) -> list[tuple[int, int]]:
-    """Begin and end of the lines that are not `step` rows."""
-    first = [] if text.startswith(_STEP_BEGINS) else [(0, text.index(b"\n"))]
-    return [*first, *((match.start() + 1, match.end()) for match in _NO_STEP_ROW.finditer(text))]
-
-
-def _line_numbers(text: bytes, spans: Sequence[tuple[int, int]]) -> list[int]:
-    """The number of the line at each span, from 0."""
-    numbers, number, position = [], 0, 0
-    for begin, _ in spans:
-        number += text.count(b"\n", position, begin)
-        numbers.append(number)
-        position = begin
-    return numbers
+        return _decoder.decode(line)
+    except msgspec.DecodeError:
+        # NaN and Infinity, which Python writes, are not JSON.
+        return msgspec.convert(json.loads(line), _Step)
