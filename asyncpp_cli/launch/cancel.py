@@ -21,9 +21,9 @@ from asyncpp_cli.runs.processes import send_signal, user_name
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State
 from asyncpp_cli.slurm import client as slurm
-from asyncpp_cli.slurm.client import JobPhase, SlurmError, phase_of
+from asyncpp_cli.slurm.client import JobPhase, NoSlurmError, SlurmError, phase_of
 from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
-from asyncpp_cli.slurm.submissions import submission_lock
+from asyncpp_cli.slurm.submissions import read_submissions, submission_lock
 from stages.config.records import DamagedError, Record, decoded, encoded
 
 _POLL_SECONDS = 0.5
@@ -72,6 +72,12 @@ def _tell_launches(experiment: Experiment, ids: Collection[str]) -> OSError | No
 
 def _cancel(experiment: Experiment, ids: set[str]) -> tuple[int, int]:
     with submission_lock(experiment):
+        submissions = read_submissions(experiment).all
+        follow_ups = {each.follow_up for each in submissions if each.follow_up}
+        if follow_ups and ids == {run.id for run in experiment.runs}:
+            # Once its arrays are gone it would submit what is left of a tuning.
+            with suppress(NoSlurmError):
+                slurm.cancel([job.id for job in slurm.queued_jobs(follow_ups).values()])
         pending = [run_status for run_status in _run_statuses(experiment, ids) if _is_pending(run_status)]
         # Pending jobs first: none must start on the resources that a running one frees.
         slurm.cancel([run_status.job_id for run_status in pending])

@@ -88,3 +88,15 @@ def test_a_tuning_holds_to_the_limit_on_jobs(slurm_conf: Path, tmp_path: Path) -
     assert arm["complete"], arm
     submitted = [len(each.arrays[0].runs) for each in read_submissions(open_experiment(folder)).all]
     assert submitted == [2, 1, 1]
+
+
+def test_a_tuning_that_is_cancelled_submits_nothing_more(slurm_conf: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "e"
+    site = site_file(tmp_path, submit_limit=3)
+    set_partition("down")
+    succeeded("tune", *TUNE, "train.steps=8", "--out", folder, "--replay", "--site", site)
+    one, *_ = open_experiment(folder).runs
+    succeeded("cancel", folder, one.id)
+    assert len(squeue()) == 2, "what promotes the others stays"
+    assert succeeded("cancel", folder).errors == "Cancelled: 1 queued, 0 running.\n"
+    assert squeue() == []
