@@ -87,6 +87,20 @@ def write_output(path: Path, content: bytes) -> None:
         write_bytes(file, content, mode=mode)
 
 
+def check_output(path: Path) -> None:
+    """Check that `write_output` will find a place to write to, before the work whose result it writes.
+
+    Raises:
+        UserError or OSError: as `write_output`.
+    """
+    with doing("written", path):
+        if not is_stream(path):
+            _check_no_folder(path)
+            temporary = _temporary_name(Path(os.path.realpath(path)))
+            temporary.open("xb").close()
+            temporary.unlink()
+
+
 def is_stream(path: Path) -> bool:
     """Whether `write_output` writes into what a path names, so that a second time adds to the first."""
     named = _descriptor(path)
@@ -106,9 +120,13 @@ def _opened_stream(path: Path) -> BinaryIO | None:
         return os.fdopen(os.dup(number), "wb")
     if is_stream(path):
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC), "wb")
+    _check_no_folder(path)
+    return None
+
+
+def _check_no_folder(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is a folder, a socket or a disk; accepted: a file, a pipe or a terminal")
-    return None
 
 
 def _descriptor(path: Path) -> int | None:

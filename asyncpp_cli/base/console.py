@@ -1,5 +1,5 @@
 """What commands print and read: remarks on standard error, results on standard output, answers to questions,
-numbers in options.
+numbers and files in options.
 
 Untrusted text (names, reasons of errors, logs) loses its control characters. The descriptor of a closed
 stream is occupied, so that no other file gets its number. Characters outside the terminal's encoding are
@@ -24,6 +24,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from asyncpp_cli.base.atomic_files import check_output
 from asyncpp_cli.base.errors import UserError, doing
 from asyncpp_cli.base.tables import Fit, table_of, wrapped
 
@@ -281,3 +282,15 @@ def finite(text: str | float) -> float:
     if not math.isfinite(number):
         raise typer.BadParameter(f"{text!r}, accepted: a finite number")
     return number
+
+
+def to_write(file: Path | None) -> Path | None:
+    """The value of an option that names a file to write: every such option has this `callback`. It is refused
+    before the work whose result it gets.
+
+    Raises:
+        UserError or OSError: it cannot be written.
+    """
+    if file is not None:
+        check_output(file)
+    return file

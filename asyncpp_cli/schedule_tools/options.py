@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from asyncpp_cli.base.console import finite
+from asyncpp_cli.base.console import finite, to_write
 
 
 def _schedule_words(incomplete: str) -> list[str]:
@@ -57,7 +57,10 @@ Bandwidth = Annotated[
     float | None,
     typer.Option(parser=finite, metavar="B", help="Size sent per unit of time (default: unlimited)."),
 ]
-Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write to FILE (default: standard output).")]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write to FILE (default: standard output).", callback=to_write),
+]
 
 
 @dataclass(frozen=True, kw_only=True)

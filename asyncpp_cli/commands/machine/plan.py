@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from asyncpp_cli.base.console import finite
+from asyncpp_cli.base.console import finite, to_write
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.commands.arguments import AllowCode, template_words
 
@@ -88,6 +88,7 @@ def plan(
             "--measure",
             metavar="FILE",
             help="Measure the model's parts on this machine first, write their times, and use them.",
+            callback=to_write,
         ),
     ] = None,
     microbatch_sizes: Annotated[
@@ -129,7 +130,9 @@ def plan(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="With --map: draw it, too (SVG, PNG, PDF); needs the extra `plot`."
+            metavar="FILE",
+            help="With --map: draw it, too (SVG, PNG, PDF); needs the extra `plot`.",
+            callback=to_write,
         ),
     ] = None,
     schedule: Annotated[
@@ -143,7 +146,10 @@ def plan(
         ),
     ] = None,
     as_template: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write that one as a template, for asyncpp sweep.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write that one as a template, for asyncpp sweep.", callback=to_write
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all layouts as a JSON list, best first.")

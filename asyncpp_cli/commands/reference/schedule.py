@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from asyncpp_cli.base.console import finite, say, show_line, tell
+from asyncpp_cli.base.console import finite, say, show_line, tell, to_write
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.commands.arguments import with_options
 from asyncpp_cli.schedule_tools.options import (
@@ -81,7 +81,9 @@ def check(
 @with_options
 def draw(
     names: Names,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="SVG, PNG or PDF file to write.")],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="SVG, PNG or PDF file to write.", callback=to_write)
+    ],
     geometry: Geometry,
     times: Times,
     steps: Steps = 3,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from asyncpp_cli.base.console import to_write
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.commands.arguments import with_options
 from asyncpp_cli.report.formats.options import FORMATS, ReportOptions
@@ -46,6 +47,8 @@ def _check(options: ReportOptions) -> None:
     """
     if options.out is not None and options.out.is_dir():
         raise UserError(f"--out {options.out} is a folder; give the name of a file")
+    if options.figures is None and options.assets is None:  # of which it may lie in one, yet to be made
+        to_write(options.out)
     if options.value is not None and options.cols is None:
         raise UserError("--value names the values of columns: --cols KEY,.. is missing")
     if options.out is None and options.format.needs_file:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from asyncpp_cli.base.console import to_write
 from asyncpp_cli.commands.arguments import ExperimentOrRun, MoreRuns
 
 if TYPE_CHECKING:
@@ -30,7 +31,12 @@ def rehearse(
     ] = None,
     csv: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write all numbers, a row for each rank.", dir_okay=False),
+        typer.Option(
+            metavar="FILE",
+            help="Also write all numbers, a row for each rank.",
+            dir_okay=False,
+            callback=to_write,
+        ),
     ] = None,
 ) -> None:
     """Perform a few steps of every rank at its real size, with fake tensors: nothing is allocated.

@@ -11,7 +11,6 @@ from typing import Any
 
 from asyncpp_cli.base.atomic_files import write_output
 from asyncpp_cli.base.console import say
-from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.planner.costs.profile_costs import FORMAT, Measured, conditions
 from asyncpp_cli.runs.config_file import read_config
 from stages.config.records import with_checksum
@@ -33,12 +32,7 @@ def measure(config: RunConfig, file: Path, *, microbatch_sizes: Sequence[int], r
 
     Returns:
         The times, as `read_profile` reads them from the file.
-
-    Raises:
-        UserError: the file is a folder.
     """
-    if file.is_dir():
-        raise UserError(f"--measure {file} is a folder; give the name of a file")
     content = measured_here(
         config,
         microbatch_sizes=list(microbatch_sizes) or [config.train.microbatch_size],

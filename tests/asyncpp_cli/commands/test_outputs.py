@@ -28,6 +28,7 @@ COMMANDS = {
     "rehearse": "rehearse E --device cpu --csv OUT",
     "measure": f"{MEASURE} OUT",
 }
+WRITERS = COMMANDS | {"template": "plan nano --gpus 2 --as-template OUT"}
 SLOW = ("map", "rehearse", "measure")
 
 
@@ -48,7 +49,7 @@ def devices() -> Iterator[None]:
 
 def words(name: str, out: Path, experiment: Path) -> list[str]:
     given = {"OUT": str(out), "OUT.svg": str(out), "OUT.png": str(out), "E": str(experiment)}
-    return [given.get(word, word) for word in COMMANDS[name].split()]
+    return [given.get(word, word) for word in WRITERS[name].split()]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +110,23 @@ def test_what_is_neither_a_file_nor_a_stream_is_refused(name: str, swept: Path, 
         for out in (folder, listening):
             assert "folder" in refusal(*words(name, out, swept))
     assert (folder.is_dir(), stat.S_ISSOCK(listening.lstat().st_mode)) == (True, True)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    name: str, swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as its work has not begun a command needs none of what it works with."""
+    for work in ("planner.rehearsal.rehearse", "planner.costs.measure.measured_here", "report.build.load"):
+        monkeypatch.delattr(f"asyncpp_cli.{work}")
+    monkeypatch.delattr("asyncpp_cli.planner.decision.decision_map")
+    monkeypatch.delattr("asyncpp_cli.planner.ranking.ranked")
+    monkeypatch.delattr("schedules.build")
+    out = tmp_path / "missing" / "out.svg"
+    assert refusal(*words(name, out, swept)) == (
+        f"asyncpp: error: {out} cannot be written (No such file or directory)\n"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
