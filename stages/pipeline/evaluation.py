@@ -20,6 +20,9 @@ from stages.model.head_shard import HeadShard, merge_parts
 from stages.update.optimizer_step import StageState
 from stages.weights.flat_buffers import members_of
 
+HOP = 1.5
+"""Time from one stage's forward to the next one's, in forwards."""
+
 
 class ValidationLoss(NamedTuple):
     """What an evaluation measures, in nats a token."""
@@ -35,25 +38,28 @@ def forward_program(
     """The program that sends every `data_ranks`-th of `microbatches` micro-batches forward through all
     stages of `program`.
 
-    Shards of the head follow as many micro-batches later as there are stages before them, and those of the
-    embedding come as much earlier, so that no rank waits.
+    Each rank performs its actions in the order of their times, if the first stage begins a micro-batch as
+    often as a rank can, and every stage takes as long as all others and its message half of that. So no rank
+    waits for what is later on another one, and with faster messages none waits once all have begun.
     """
     rank_of_stage, head_shards, tied_shards = program.rank_of_stage, program.head_shards, program.tied_shards
     blocks = program.loss_stage + 1
     own = range(data_rank, microbatches, data_ranks)
 
-    def actions(rank: int) -> Iterator[Action]:
+    def actions(rank: int) -> list[Action]:
         stages = [stage for stage, holder in enumerate(rank_of_stage) if holder == rank]
-        for place in range(-blocks * tied_shards, len(own) + (blocks + 1) * (head_shards > 0)):
-            for stage in stages:
-                ops = [(Op.FORWARD, 0)] if stage < blocks else [(Op.HEAD, blocks)]
-                if stage >= blocks and tied_shards:
-                    ops.append((Op.EMBED, -blocks))
-                for op, behind in ops:
-                    if place - behind in range(len(own)):
-                        yield Action(stage, op, own[place - behind], version)
-            if head_shards and blocks - 1 in stages and place - blocks - 1 in range(len(own)):
-                yield Action(blocks - 1, Op.LOSS, own[place - blocks - 1], version)
+        of_blocks = [stage for stage in stages if stage < blocks]
+        places = [(stage, stage, Op.FORWARD) for stage in of_blocks]
+        for shard in stages[len(of_blocks) :]:
+            places += [(blocks, shard, Op.HEAD), *[(-1, shard, Op.EMBED)] * tied_shards]
+        if head_shards and blocks - 1 in stages:
+            places.append((blocks + 1, blocks - 1, Op.LOSS))
+        timed = sorted(
+            (HOP * place + len(of_blocks) * number, microbatch, stage, op)
+            for number, microbatch in enumerate(own)
+            for place, stage, op in places
+        )
+        return [Action(stage, op, microbatch, version) for _, microbatch, stage, op in timed]
 
     return Program(
         schedule="evaluation",

@@ -52,6 +52,7 @@ from stages.config.run_config import ModelConfig, RunConfig
 from stages.config.segments import schedule_facts, segment_program
 from stages.data.batches import Batches
 from stages.pipeline.build import Rank, activation_shape
+from stages.pipeline.evaluation import evaluate
 from stages.pipeline.executor import drive
 from stages.pipeline.warm_up import warm_up_ranks
 from stages.trainer import replay
@@ -315,14 +316,25 @@ def tiny(config: ModelConfig, context: int) -> tuple[nn.Module, list[nn.Module],
 
 def tiny_run(config: RunConfig) -> RunConfig:
     """The same run with a model of negligible cost."""
-    model = ModelConfig(name="tiny", layers=config.model.layers, width=2, heads=1, kv_heads=1, mlp_width=2)
+    model = ModelConfig(
+        name="tiny",
+        layers=config.model.layers,
+        width=2,
+        heads=1,
+        kv_heads=1,
+        mlp_width=2,
+        # A model of a factory has none.
+        tied=config.model.tied and config.parallel.shard_head,
+    )
     if not config.parallel.shard_head:  # its head must be the decoder's
         model.factory = f"{__name__}:tiny"
     data = replace(config.data, context=2)
     return replace(config, model=model, data=data, train=replace(config.train, microbatch_size=1))
 
 
-def record(config: RunConfig, monkeypatch: pytest.MonkeyPatch, *, uses: bool = False) -> Recording:
+def record(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, *, uses: bool = False, evaluates: bool = False
+) -> Recording:
     """Events of every process in one segment, including the connections before it.
 
     No exchange is complete before the host waits for it.
@@ -331,6 +343,7 @@ def record(config: RunConfig, monkeypatch: pytest.MonkeyPatch, *, uses: bool = F
         config: configuration of a run of one segment; without `uses`, its model is replaced by a tiny one.
         monkeypatch: installs the recorded parts.
         uses: whether to record which memory the operators use.
+        evaluates: whether an evaluation follows.
     """
     if not uses:
         config = tiny_run(config)
@@ -384,6 +397,8 @@ def record(config: RunConfig, monkeypatch: pytest.MonkeyPatch, *, uses: bool = F
             patch.setattr(Batches, "_on_host", _reads_of(process.events))
             with process.uses or nullcontext():
                 _perform(rank, program, config)
+                if evaluates:
+                    _evaluate(rank, program, version=config.train.steps)
     return recording
 
 
@@ -432,6 +447,20 @@ def _perform(rank: Rank, program: Program, config: RunConfig) -> None:
     warm_up_ranks([rank], config, device=torch.device("cpu"))
     rank.executor.connect()
     drive([rank.executor.run(program)])
+    rank.connection.links.finish()
+
+
+def _evaluate(rank: Rank, program: Program, *, version: int) -> None:
+    evaluation = evaluate(
+        rank.stages,
+        program,
+        connection=rank.connection,
+        batches=rank.batches,
+        version=version,
+        dtype=torch.float32,
+        on_action=lambda: None,
+    )
+    drive([evaluation])
     rank.connection.links.finish()
 
 

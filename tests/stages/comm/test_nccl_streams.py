@@ -21,6 +21,7 @@ from support.stream_model import (
 
 from schedules import FAMILY, ScheduleError, build
 from stages.comm.device_settings import DeviceSettingError, check_environment
+from stages.config.run_config import RunConfig
 from stages.pipeline.executor import RankExecutor
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -77,6 +78,20 @@ def cases(
                 yield from (Case(schedule, p, m, of_data) for of_data in data)
 
 
+def config_of(case: Case) -> RunConfig:
+    options = SCHEDULES[case.schedule]
+    return small_config(
+        case.schedule.split()[0],
+        stages=case.stages,
+        data=case.data,
+        microbatches=case.microbatches,
+        layers=case.stages * options.get("chunks", FAMILY[case.schedule.split()[0]].stages_per_rank),
+        steps=3,
+        optimizer="sgd",
+        **options,
+    )
+
+
 @pytest.fixture(scope="module")
 def recorded() -> Iterator[Any]:
     """Records a case; an exchange is complete no earlier than a host waits for it."""
@@ -84,18 +99,7 @@ def recorded() -> Iterator[Any]:
 
         @cache
         def of(case: Case) -> Recording:
-            options = SCHEDULES[case.schedule]
-            config = small_config(
-                case.schedule.split()[0],
-                stages=case.stages,
-                data=case.data,
-                microbatches=case.microbatches,
-                layers=case.stages * options.get("chunks", FAMILY[case.schedule.split()[0]].stages_per_rank),
-                steps=3,
-                optimizer="sgd",
-                **options,
-            )
-            return record(config, patch)
+            return record(config_of(case), patch)
 
         yield of
 
@@ -162,6 +166,17 @@ def test_nor_with_data_ranks_whose_exchanges_are_late(schedule: str, recorded: A
         if case.microbatches > 1:
             check_no_hang(recorded(case), case)
             check_connections(recorded(case), case)
+
+
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if "-v" in name or "shards" in name])
+@pytest.mark.slow
+def test_nor_in_an_evaluation(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more micro-batches than are on their way at a time."""
+    for case in cases(stages=(2, 3), times=(1,), schedules=[schedule]):
+        if case.microbatches == case.stages:
+            config = config_of(case)
+            config.train.eval_microbatches = 5
+            check_no_hang(record(config, monkeypatch, evaluates=True), case)
 
 
 def test_two_ranks_that_synchronise_at_once_may_hang_and_seldom_do(recorded: Any) -> None:
