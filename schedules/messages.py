@@ -16,6 +16,7 @@ channel are received in the order in which they are sent.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -40,6 +41,12 @@ class Kind(StrEnum):
     """Those in a shard's rows, and zeros for the others: to stage 0."""
     OF_EMBEDDED = "gradient of the embedded tokens"
     """To a shard."""
+
+
+IN_ONE = (Kind.HIDDEN, Kind.PART, Kind.OF_EMBEDDED)
+"""Kinds of messages between one rank and all others that follow each other on one queue of a GPU: those of a
+micro-batch belong together. Of other kinds each pair has its own: with those a rank that synchronizes its
+device could wait for a message that waits for its turn (`tests/stages/comm/test_nccl_streams.py`)."""
 
 
 class Channel(NamedTuple):
@@ -146,6 +153,19 @@ def channels_between_ranks(
         for source, destination, kind in chain.from_iterable(sends for _, sends in ends)
     )
     return {(sender, receiver, kind) for sender, receiver, kind in of_ranks if sender != receiver}
+
+
+def most_queues(rank_of_stage: Sequence[int], *, head_shards: int, tied_shards: bool) -> int:
+    """The most queues that a GPU needs for the messages of its rank: one for each of `IN_ONE`, else one for
+    each channel to or from another rank."""
+    queues = {
+        (rank, kind) if kind in IN_ONE else (rank, kind, sender, receiver)
+        for sender, receiver, kind in channels_between_ranks(
+            rank_of_stage, head_shards=head_shards, tied_shards=tied_shards
+        )
+        for rank in (sender, receiver)
+    }
+    return max(Counter(rank for rank, *_ in queues).values(), default=0)
 
 
 def sent_between_ranks(program: Program, *, by_or_to: int | None = None) -> MessagesByPair:

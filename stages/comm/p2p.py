@@ -19,14 +19,14 @@ from torch import Tensor
 from schedules.actions import Action, Program
 from schedules.deadlock import sends_in_flight
 from schedules.dependencies import POSTED_AHEAD, Place, acknowledged, places_to_post
-from schedules.messages import Kind, Message, channels_between_ranks, sent_between_ranks
-from stages.comm.communicator import Work
+from schedules.messages import IN_ONE, Kind, Message, channels_between_ranks, sent_between_ranks
+from stages.comm.communicator import Communicator, Work
 from stages.comm.process import Process
 from stages.liveness.watchdog import Waiting
 from stages.shape.activations import message_width
 
 _SENDER, _RECEIVER = 0, 1
-"""Ranks in the communicator of a channel."""
+"""Numbers in the communicator of a channel."""
 _CARRIED = {kind: str(kind) for kind in Kind} | {Kind.GRADIENT: "gradients", Kind.PART: "parts of the head"}
 _MADE_BY = {
     Kind.ACTIVATIONS: "F",
@@ -119,11 +119,20 @@ class _Channel(NamedTuple):
     """Whether this end receives."""
 
 
+class _End(NamedTuple):
+    """This rank's end of a channel."""
+
+    communicator: Communicator
+    peer: int
+    """Number of the other end in it."""
+
+
 class DistributedLinks:
     """Links between processes, one per rank, over gloo (CPU) or NCCL (GPU).
 
     Each channel has its own communicator with one sender. NCCL runs the operations of a communicator one
-    after another, and a gradient must not wait for an activation, nor a send for a receive.
+    after another, and a gradient must not wait for an activation, nor a send for a receive. Messages between
+    one rank and all others share one where they may take turns (`schedules.messages.IN_ONE`).
 
     Args:
         process: this rank's.
@@ -150,6 +159,7 @@ class DistributedLinks:
     ) -> None:
         self._device = process.device
         self._rank = members.index(process.rank)
+        self._members = members
         self._rank_of_stage = program.rank_of_stage
         per_wide = torch.promote_types(dtype, torch.float32).itemsize // dtype.itemsize
         self._shapes = {
@@ -158,16 +168,12 @@ class DistributedLinks:
         self._bytes = {kind: prod(own) * dtype.itemsize for kind, own in self._shapes.items()}
         self._dtype = dtype
         self._common_step = common_step
-        self._groups = {
-            channel: process.link(f"{name} {label}", [members[sender], members[receiver]])
-            for channel, label, sender, receiver in self._channels(program)
-        }
+        self._ends = self._make_ends(process, program, name=name)
         self._from_this_rank: dict[Message, Tensor] = {}
         self._place: Place = 0
         self._to_post: dict[_Channel, deque[tuple[Place, Message]]] = {}
         self._unsent: Counter[_Channel] = Counter()
         self._acknowledged: Mapping[Message, list[tuple[Kind, int]]] = {}
-        self._members = members
         self._actions: Sequence[Action] = ()
         self._waiting: Callable[[], Waiting] | None = None
         self._posted: dict[_Channel, dict[Message, tuple[Tensor, Work, Place]]] = {}
@@ -175,6 +181,21 @@ class DistributedLinks:
         """See `Links`."""
         self._sent: dict[_Channel, deque[tuple[Tensor, Work]]] = {}
         self._released: Counter[_Channel] = Counter()
+
+    def _make_ends(self, process: Process, program: Program, *, name: str) -> dict[_Channel, _End]:
+        """This rank's ends, in an order in which all ranks can connect them."""
+        channels = list(self._channels(program))
+        ends = {}
+        for channel, label, sender, receiver in channels:
+            if channel.kind not in IN_ONE:
+                link = process.link(f"{name} {label}", [self._members[sender], self._members[receiver]])
+                ends[channel] = _End(link, _SENDER if channel.incoming else _RECEIVER)
+        # All ranks take part in each of these, so they come after those of pairs.
+        for kind in IN_ONE:
+            if own := [channel for channel, *_ in channels if channel.kind is kind]:
+                link = process.link(f"{name} {_CARRIED[kind]}", self._members)
+                ends |= {channel: _End(link, channel.peer) for channel in own}
+        return ends
 
     def _channels(self, program: Program) -> Iterator[tuple[_Channel, str, int, int]]:
         """This rank's channels with name, sender and receiver, in the same order on all ranks."""
@@ -229,11 +250,9 @@ class DistributedLinks:
         # With NCCL the first operation between two ranks connects them, and blocks the host until the peer
         # begins its own. With receives posted ahead of the first send both would wait forever.
         element = torch.zeros(1, dtype=self._dtype, device=self._device)
-        for channel, communicator in self._groups.items():
-            if channel.incoming:
-                communicator.recv([element], _SENDER, 0).wait()
-            else:
-                communicator.send([element], _RECEIVER, 0).wait()
+        for channel, (communicator, peer) in self._ends.items():
+            exchange = communicator.recv if channel.incoming else communicator.send
+            exchange([element], peer, 0).wait()
 
     def begin(self, program: Program) -> None:
         self._to_post, self._unsent, self._place = {}, Counter(), 0
@@ -268,7 +287,8 @@ class DistributedLinks:
     def _post(self, channel: _Channel) -> None:
         _, message = self._to_post[channel].popleft()
         buffer = torch.empty(self._shapes[channel.kind], dtype=self._dtype, device=self._device)
-        work = self._groups[channel].recv([buffer], _SENDER, 0)
+        communicator, peer = self._ends[channel]
+        work = communicator.recv([buffer], peer, 0)
         self._posted[channel][message] = (buffer, work, self._place)
         self._count()
 
@@ -290,7 +310,8 @@ class DistributedLinks:
         self._release_sends(channel, keep=self._in_flight)
 
     def _send(self, channel: _Channel, tensor: Tensor) -> None:
-        work = self._groups[channel].send([tensor], _RECEIVER, 0)
+        communicator, peer = self._ends[channel]
+        work = communicator.send([tensor], peer, 0)
         self._sent[channel].append((tensor, work))
         self._unsent[channel] -= 1
         self._count()

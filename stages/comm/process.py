@@ -90,7 +90,8 @@ class Process:
         return self._communicator(name, ranks, link=False)
 
     def link(self, name: str, ranks: Sequence[int]) -> Communicator:
-        """A communicator of two ranks, of which the first sends and the second receives."""
+        """A communicator for messages: of two ranks, of which the first sends and the second receives, or of
+        one that sends to all others, or receives from them."""
         return self._communicator(name, ranks, link=True)
 
     def _communicator(self, name: str, ranks: Sequence[int], *, link: bool) -> Communicator:

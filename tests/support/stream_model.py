@@ -18,7 +18,7 @@ Events are performed as soon as they can be. No event disables another, so one o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -216,7 +216,7 @@ class Streams:
         self._connecting = connecting
         self._computing = computing
         self._blocking = blocking
-        self._begun: set[tuple[int, str, str]] = set()
+        self._begun: set[tuple[int, str, str, int | None]] = set()
         self.ranks = [_Rank(events, limit=len(events), one_queue=one_queue) for events in recording.events]
         self._dirty = set(range(len(self.ranks)))
 
@@ -280,40 +280,55 @@ class Streams:
 
     def _connects(self, number: int, event: Operation) -> bool:
         """Whether every peer of a first operation has begun its own."""
-        key = (number, event.communicator, event.kind)
+        to_all = event.peer is None
         others = [member for member in self._members[event.communicator] if member != number]
+        if not to_all:
+            others = [event.peer]
+        key = (number, event.communicator, event.kind, event.peer)
         if key not in self._begun:
             self._begun.add(key)
             self._dirty.update(others)
-        peer_kind = _ANSWERS.get(event.kind, event.kind)
-        return all((other, event.communicator, peer_kind) in self._begun for other in others)
+        answers = _ANSWERS.get(event.kind, event.kind)
+        mine = None if to_all else number
+        return all((other, event.communicator, answers, mine) in self._begun for other in others)
 
     def _run_queue(self, name: str) -> None:
-        """Complete operations that are at the head of all members' queues."""
+        """Complete the operations that are at the head of the queues of all who take part in them."""
         members = self._members[name]
         while True:
-            heads = []
-            for member in members:
-                rank = self.ranks[member]
-                queue, head = rank.queues[name], rank.heads[name]
-                if head == len(queue):
+            heads = {member: head for member in members if (head := self._head(member, name)) is not None}
+            done = next((pair for pair in self._pairs(heads)), None)
+            if done is None:
+                if len(heads) < len(members) or len({head.kind for head in heads.values()}) > 1:
                     return
-                operation, needs = queue[head]
-                if rank.streams[operation.stream].passed < needs:
+                if any(head.peer is not None for head in heads.values()):
                     return
-                if rank.one_queue and rank.latest.get(name) != operation.number:
-                    return
-                heads.append(operation)
-            kinds = {head.kind for head in heads}
-            if len(kinds) != 1 and kinds != {"send", "recv"}:
-                return
-            assert len({head.size for head in heads}) == 1, f"{name}: {heads}"
-            if len(kinds) == 1 and kinds & {"send", "recv"}:
-                return
-            for member, head in zip(members, heads, strict=True):
+                done = list(members)
+            assert len({heads[member].size for member in done}) == 1, f"{name}: {heads}"
+            for member in done:
                 self.ranks[member].heads[name] += 1
-                self.ranks[member].done.add(head.number)
+                self.ranks[member].done.add(heads[member].number)
                 self._dirty.add(member)
+
+    def _head(self, member: int, name: str) -> Operation | None:
+        """The operation that a member of a communicator performs now."""
+        rank = self.ranks[member]
+        queue, head = rank.queues[name], rank.heads[name]
+        if head == len(queue):
+            return None
+        operation, needs = queue[head]
+        if rank.streams[operation.stream].passed < needs:
+            return None
+        if rank.one_queue and rank.latest.get(name) != operation.number:
+            return None
+        return operation
+
+    def _pairs(self, heads: dict[int, Operation]) -> Iterator[list[int]]:
+        """Members of which one sends what the other receives."""
+        for member, head in heads.items():
+            peer = None if head.peer is None else heads.get(head.peer)
+            if head.kind == "send" and peer is not None and (peer.kind, peer.peer) == ("recv", member):
+                yield [member, head.peer]
 
 
 def hangs(recording: Recording, **rules: bool) -> list[str]:

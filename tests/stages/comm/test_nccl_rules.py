@@ -121,10 +121,12 @@ class LikeNccl:
         return self._begin(kind, kind, others, begin_late)
 
     def send(self, tensors: list[Tensor], to: int, tag: int, /) -> Work:
-        return self._begin("send", "recv", [to], lambda: self._gloo.send(tensors, to, tag))
+        kinds = f"send to {to}", f"recv from {self._rank}"
+        return self._begin(*kinds, [to], lambda: self._gloo.send(tensors, to, tag))
 
     def recv(self, tensors: list[Tensor], source: int, tag: int, /) -> Work:
-        return self._begin("recv", "send", [source], lambda: self._gloo.recv(tensors, source, tag))
+        kinds = f"recv from {source}", f"send to {self._rank}"
+        return self._begin(*kinds, [source], lambda: self._gloo.recv(tensors, source, tag))
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> Work:
         return self._together("allgather", lambda: self._gloo.allgather(outputs, inputs))
