@@ -58,6 +58,8 @@ def find_sources(inputs: Sequence[str]) -> list[Source]:
 
 
 def _of_input(name: str) -> Iterator[Source]:
+    if not name:
+        raise UserError("an INPUT is empty; accepted: a file, a folder ('.': this one) or a pattern")
     path = Path(name).expanduser()
     if path.is_file():
         source = _source(path, name)
