@@ -47,7 +47,7 @@ def prepare(
         typer.Option(metavar="TOKEN", help="Token to begin each document with, such as <s>."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Processes; default: one per core.")
+        int | None, typer.Option(metavar="N", min=1, max=4096, help="Processes; default: one per core.")
     ] = None,
 ) -> None:
     """Turn text into a folder of token shards with a manifest: `data.path` of a template.
@@ -64,8 +64,6 @@ def prepare(
 
     if not 0 < validation_share < 1:
         raise UserError(f"--validation-share is {validation_share:g}, must be a share between 0 and 1")
-    if workers is not None and workers < 1:
-        raise UserError(f"--workers is {workers}, must be at least 1")
     if set("\r\n") & set(separator):
         raise UserError("--separator must be one line")
     order = PrepareOrder(
@@ -94,7 +92,7 @@ def inspect(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="A prepared folder, or token shards of another project.")
     ],
-    samples: Annotated[int, typer.Option(metavar="N", help="Samples of each split.")] = 3,
+    samples: Annotated[int, typer.Option(metavar="N", min=0, max=10_000, help="Samples of each split.")] = 3,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed for the positions of the samples.")] = 0,
     tokenizer: Annotated[
         str | None,
@@ -112,8 +110,6 @@ def inspect(
 
     if dtype not in ("auto", *RAW_DTYPES):
         raise UserError(f"--dtype is {dtype}; accepted: auto, {', '.join(RAW_DTYPES)}")
-    if samples < 0:
-        raise UserError(f"--samples is {samples}, must be 0 or more")
     show_shards(
         folder,
         samples=samples,

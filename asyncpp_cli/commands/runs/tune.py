@@ -39,7 +39,7 @@ def tune(
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the experiment.")] = None,
     samples: Annotated[
-        int, typer.Option(metavar="N", min=2, help="Values of each range; with a seed, points.")
+        int, typer.Option(metavar="N", min=2, max=10_000, help="Values of each range; with a seed, points.")
     ] = 8,
     search_seed: Annotated[
         int | None, typer.Option(metavar="N", help="Draw the points at random; default: a grid of them.")

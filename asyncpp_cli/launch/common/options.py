@@ -58,7 +58,7 @@ class LaunchOptions(TrainOptions):
         typer.Option("--wait", help="On a cluster: show progress until all have ended; Ctrl-C ends no run."),
     ] = False
     until: Annotated[
-        int | None, typer.Option(metavar="STEP", min=1, help="Pause each run after this step.")
+        int | None, typer.Option(metavar="STEP", min=1, max=2**53, help="Pause each run after this step.")
     ] = None
     site: str = "local"
     """Site profile; `local`: this machine."""

@@ -112,6 +112,28 @@ def test_a_missing_library_is_named_with_what_installs_it(
     assert 'pip install ".[data]"' in said
 
 
+def test_an_empty_input_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.txt").write_text("some text\n" * 100)
+    monkeypatch.chdir(tmp_path)
+    said = refusal("data", "prepare", "", "--tokenizer", "bytes", "--out", "out")
+    assert "an INPUT is empty" in said
+    assert not Path("out").exists()
+
+
+MOST = {
+    f"data inspect d --samples {10**12}": "0<=x<=10000",
+    f"data prepare d --tokenizer bytes --out out --workers {10**12}": "1<=x<=4096",
+    f"tune quickstart --over optimizer.lr=1:2 --dry-run --samples {10**12}": "2<=x<=10000",
+    f"launch e --until {10**24}": "1<=x<=9007199254740992",
+}
+
+
+@pytest.mark.parametrize("command", MOST)
+def test_a_number_that_is_too_large_is_refused_with_what_is_accepted(command: str) -> None:
+    *_, number = command.split()
+    assert f"{number} is not in the range {MOST[command]}" in refusal(*command.split())
+
+
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.parquet"])
 def test_a_text_with_the_token_that_ends_a_document_is_refused_by_place(name: str, tmp_path: Path) -> None:
     """A null character of bytes; of other tokenizers a word, if that was chosen as the end."""
