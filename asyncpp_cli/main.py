@@ -176,6 +176,7 @@ _PLAIN = (
     ("Input should be a valid integer, .*", "accepted: a whole number"),
     ("Input should be a valid number, .*", "accepted: a number"),
     (r"Input should be greater than or equal to (\S+)", r"accepted: \1 or more"),
+    (r"Input should be less than or equal to (\S+)", r"accepted: \1 or less"),
     (
         r"No such option: (-m|--multirun)\b.*",
         r"\1: several values are an axis, as in 'matrix.train.steps=[30,40]'",

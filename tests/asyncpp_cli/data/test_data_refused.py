@@ -55,7 +55,7 @@ UTF_16 = "a\nb".encode("utf-16"), "a\nb".encode("utf-16-le")
         ("x.jsonl", None, ["--tokenizer", "bytes", "--start-of-document", "<s>"], ["--start-of-document"]),
         ("x.jsonl", None, ["--end-of-document", "<end>"], ["tokenizer.json has no token <end>"]),
         ("x.jsonl", None, ["--validation-share", "1"], ["--validation-share is 1"]),
-        ("x.jsonl", None, ["--workers", "0"], ["--workers is 0"]),
+        ("x.jsonl", None, ["--workers", "0"], ["--workers: accepted: 1 or more"]),
     ],
 )
 def test_an_unreadable_value_is_refused_by_file_and_place(
@@ -121,17 +121,16 @@ def test_an_empty_input_is_not_the_current_folder(tmp_path: Path, monkeypatch: p
 
 
 MOST = {
-    f"data inspect d --samples {10**12}": "0<=x<=10000",
-    f"data prepare d --tokenizer bytes --out out --workers {10**12}": "1<=x<=4096",
-    f"tune quickstart --over optimizer.lr=1:2 --dry-run --samples {10**12}": "2<=x<=10000",
-    f"launch e --until {10**24}": "1<=x<=9007199254740992",
+    f"data inspect d --samples {10**12}": "10000",
+    f"data prepare d --tokenizer bytes --out out --workers {10**12}": "4096",
+    f"tune quickstart --over optimizer.lr=1:2 --dry-run --samples {10**12}": "10000",
+    f"launch e --until {10**24}": "9007199254740992",
 }
 
 
 @pytest.mark.parametrize("command", MOST)
 def test_a_number_that_is_too_large_is_refused_with_what_is_accepted(command: str) -> None:
-    *_, number = command.split()
-    assert f"{number} is not in the range {MOST[command]}" in refusal(*command.split())
+    assert f"accepted: {MOST[command]} or less (" in refusal(*command.split())
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x.jsonl", "x.parquet"])
