@@ -18,7 +18,8 @@ def test_the_collector_rests_during_the_import_and_ignores_the_modules_later() -
     shown = printed(
         "import gc\n"
         "from stages.config.torch_process import importing_torch\n"
-        "print(gc.isenabled(), gc.get_freeze_count())\n"
+        "at_start = gc.get_freeze_count()\n"  # Python 3.12 freezes a few objects of its own
+        "print(gc.isenabled())\n"
         "with importing_torch():\n"
         "    import types, sys\n"
         "    sys.modules['torch'] = torch = types.ModuleType('torch')\n"
@@ -27,9 +28,9 @@ def test_the_collector_rests_during_the_import_and_ignores_the_modules_later() -
         "frozen = gc.get_freeze_count()\n"
         "with importing_torch():\n"
         "    torch.later = []\n"
-        "print(frozen > 0, gc.get_freeze_count() <= frozen)\n"
+        "print(frozen > at_start, gc.get_freeze_count() <= frozen)\n"
     )
-    assert shown == "True 0\nFalse\nTrue True\nTrue True\n"
+    assert shown == "True\nFalse\nTrue True\nTrue True\n"
 
 
 def test_a_command_that_imported_torch_exits_without_interpreter_shutdown() -> None:
