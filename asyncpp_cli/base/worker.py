@@ -1,10 +1,11 @@
-"""What worker processes of a pool share."""
+"""Processes that end with the one that started them: workers of a pool, and programs."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import threading
+import time
 from multiprocessing.process import BaseProcess
 
 
@@ -18,4 +19,15 @@ def exit_with_parent() -> None:
 
 def _exit_with(parent: BaseProcess) -> None:
     parent.join()
+    os._exit(1)
+
+
+def exit_without(parent: int) -> None:
+    """As `exit_with_parent`, in a program that the process `parent` started without multiprocessing."""
+    threading.Thread(target=_exit_without, args=(parent,), daemon=True).start()
+
+
+def _exit_without(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.2)
     os._exit(1)

@@ -105,7 +105,7 @@ def _measured(configs: Collection[RunConfig]) -> list[Measured]:
             file.write_text(config_text(config), encoding="utf-8")
         path = {"PYTHONSAFEPATH": "1", "PYTHONPATH": import_path(str(Path(__file__).parents[2]))}
         done = subprocess.run(
-            [sys.executable, "-m", "asyncpp_cli.planner.costs.measure", *map(str, files)],
+            [sys.executable, "-m", "asyncpp_cli.planner.costs.measure", str(os.getpid()), *map(str, files)],
             env=dict(os.environ) | path,
             capture_output=True,
             check=False,

@@ -11,6 +11,7 @@ from typing import Any
 
 from asyncpp_cli.base.atomic_files import write_output
 from asyncpp_cli.base.console import say
+from asyncpp_cli.base.worker import exit_without
 from asyncpp_cli.planner.costs.profile_costs import FORMAT, Measured, conditions
 from asyncpp_cli.runs.config_file import read_config
 from stages.config.records import with_checksum
@@ -84,8 +85,10 @@ def _milliseconds(parts: dict[str, dict[str, dict[str, dict[str, float]]]], name
 _QUICK_REPEATS = 3
 
 
-def main(files: Sequence[str]) -> None:
-    """Print the quickly measured times of the configurations in these files, as a JSON list."""
+def main(parent: str, *files: str) -> None:
+    """Print the quickly measured times of the configurations in these files, as a JSON list, for the process
+    `parent`."""
+    exit_without(int(parent))
     contents = []
     for config in (read_config(Path(file)) for file in files):
         sizes = [config.train.microbatch_size]
@@ -97,4 +100,4 @@ def main(files: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import ran, succeeded
+from support.command_line import ASYNCPP, ran, succeeded
+from support.launches import started_process, wait_for
 from support.small_runs import small_config
 
 from asyncpp_cli.planner import here
 from asyncpp_cli.planner.costs.profile_costs import Measured, conditions
 from asyncpp_cli.planner.here import seconds_here, together
+from asyncpp_cli.runs.processes import is_gone, process_id
 from asyncpp_cli.sites.resources import Machine
 from stages.config.run_config import RunConfig
 
@@ -103,3 +106,19 @@ def test_the_parts_are_measured_in_a_process_of_their_own(
     )
     done = ran(sys.executable, script)
     assert (done.code, done.output) == (0, "once\n"), done.errors
+
+
+@pytest.mark.slow
+def test_what_measures_ends_with_the_command_that_is_killed() -> None:
+    command = [*ASYNCPP, "sweep", "quickstart", "--list"]
+    with started_process(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as killed:
+        children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children")
+
+        def measuring() -> list[int]:
+            pids = map(int, children.read_text().split())
+            return [pid for pid in pids if b"costs.measure" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+        wait_for(measuring, seconds=60)
+        [process] = map(process_id, measuring())
+        killed.terminate()
+    wait_for(lambda: is_gone(process), seconds=4)
