@@ -17,6 +17,7 @@ from schedules import Program, analyze
 from stages.checkpoint.files import Owner
 from stages.checkpoint.initial_weights import read_initial
 from stages.checkpoint.manager import Checkpoints, Progress
+from stages.comm.device_settings import check_precision
 from stages.comm.process import Process
 from stages.comm.rendezvous.authenticated import Json
 from stages.comm.topology import Connection
@@ -142,6 +143,7 @@ class TrainingLoop:
         text_folder: Path | None = None,
         stop: Callable[[], bool] = never,
     ) -> None:
+        check_precision(device, config.train.precision)
         torch.set_num_threads(config.site.threads)
         program = representative_programs(config)[0]
         self._doing = doing

@@ -37,6 +37,8 @@ ENVIRONMENT = (
     Setting("NCCL_NVLS_ENABLE", "0"),
     # Every process asks rank 0 this often whether another one has timed out, by default once a second.
     Setting("TORCH_NCCL_COORD_CHECK_MILSEC", "30000"),
+    # Messages of a communicator are to follow each other; torch would warn of it in every process.
+    Setting("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0"),
     # Allocation sizes hardly repeat between forwards, backwards and updates. Expandable segments leave no
     # gaps, so the allocator seldom retries, which synchronises the device.
     Setting("PYTORCH_ALLOC_CONF", "expandable_segments:True", ("PYTORCH_CUDA_ALLOC_CONF",)),
@@ -83,6 +85,9 @@ REFUSED = (
         f"{LEAST_CONNECTIONS} to 32",
         "work that is ready would queue behind work that waits for a message",
     ),
+    Refused(
+        "NCCL_LAUNCH_ORDER_IMPLICIT", _is_off, "0", "a message that is ready would wait for earlier ones"
+    ),
     # NVIDIA's images set LAZY.
     Refused(
         "CUDA_MODULE_LOADING",
@@ -114,6 +119,37 @@ def check_environment(environment: Mapping[str, str], *, ranks: int) -> None:
             )
 
 
+MOST_QUEUES = 32
+"""Hardware queues that CUDA uses at most, and streams of one priority that torch has."""
+OWN_QUEUES = 2
+"""Queues for the actions and for the updates."""
+
+
+def check_queues(environment: Mapping[str, str], *, communicators: int) -> None:
+    """Refuse a run in which work that is ready could queue behind work that waits for a message.
+
+    Args:
+        environment: variables, after `set_environment`.
+        communicators: the most that one rank of the run has.
+
+    Raises:
+        DeviceSettingError: a GPU has fewer queues, or is allowed fewer.
+    """
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    needed, allowed = communicators + OWN_QUEUES, min(int(environment.get(name, MOST_QUEUES)), MOST_QUEUES)
+    if needed <= allowed:
+        return
+    why = f"a rank of this run needs {needed} queues of its GPU, one for each NCCL communicator and two for"
+    why += " its own work, or ranks could wait for each other forever"
+    if needed > MOST_QUEUES:
+        raise DeviceSettingError(
+            f"{why}, and CUDA has {MOST_QUEUES}; accepted: fewer parallel.stages, parallel.shard_head: false"
+        )
+    raise DeviceSettingError(
+        f"{why}, and {name} is {environment[name]}; accepted: unset, {needed} to {MOST_QUEUES}"
+    )
+
+
 def set_environment(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set the variables that are not set yet; call it before CUDA starts."""
     for setting in ENVIRONMENT:
@@ -127,6 +163,28 @@ def set_arithmetic() -> None:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     # float32 is float32: images may set TF32, which rounds factors to 10 bits.
     torch.set_float32_matmul_precision("highest")
+
+
+LEAST_FOR_BFLOAT16 = (8, 0)
+"""Compute capability from which GPUs of NVIDIA compute in bfloat16: Ampere's."""
+
+
+def check_precision(device: torch.device, precision: str) -> None:
+    """Refuse a precision that a GPU has no arithmetic for: torch's compiler and attention do without it in
+    part only.
+
+    Raises:
+        DeviceSettingError: it is bfloat16, and the GPU is older than that.
+    """
+    if device.type != "cuda" or precision != "bfloat16" or torch.version.hip:
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < LEAST_FOR_BFLOAT16:
+        name, version = torch.cuda.get_device_name(device), ".".join(map(str, capability))
+        raise DeviceSettingError(
+            f"train.precision is bfloat16, and {name} (compute capability {version}) does not compute in it; "
+            "accepted here: float32, float64"
+        )
 
 
 def set_up_link(options: Any) -> None:

@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from stages.comm.communicator import Communicator, FullDuplex, HostStaged
+from stages.comm.communicator import Communicator, FullDuplex, HostStaged, in_background
 from stages.comm.device_settings import (
     check_environment,
     gpu_of,
@@ -36,6 +37,8 @@ from stages.comm.rendezvous.hub import Hub
 from stages.config.run_config import SiteConfig
 
 ADDRESS_FILE = "rendezvous"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Linux's name of a machine since its start; containers on it have the same."""
 
 NCCL_TIMEOUTS = 3
 """NCCL's timeout in multiples of `site.timeout`: the watchdog ends a run after two."""
@@ -143,20 +146,19 @@ class Process:
         return options
 
 
+SECONDS_TO_ABORT = 10.0
+"""Time for NCCL to end what it does; the process then ends without."""
+
+
 def abort_together(communicators: Sequence[Any]) -> None:
-    """Abort NCCL communicators within one group, whatever state each is in.
+    """Abort NCCL communicators at the same time, whatever state each is in.
 
     One by one, an abort may wait for a kernel of the next communicator (NCCL's issue 1013, PyTorch's 119797).
+    A group of NCCL's around the calls would not do: torch aborts in a thread of its own, and groups are a
+    thread's.
     """
-    if not communicators:
-        return
-    with contextlib.suppress(RuntimeError):
-        communicators[0]._group_start()
-    for nccl in communicators:
-        with contextlib.suppress(RuntimeError):
-            nccl.abort()
-    with contextlib.suppress(RuntimeError):
-        communicators[0]._group_end()
+    aborts = [in_background(nccl.abort, name="abort") for nccl in communicators]
+    futures.wait(aborts, timeout=SECONDS_TO_ABORT)
 
 
 def choose_device(
@@ -232,8 +234,7 @@ def connected(
         check_environment(os.environ, ranks=size)
         torch.cuda.set_device(device)
         if local_size > 1:
-            gpu: Any = torch.cuda.get_device_properties(device)  # torch's annotations lack the address
-            run_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
+            run_near(_pci_address(device))
     _raise_open_files()
     alone = local_size == size
     address = choose_address(alone=alone)
@@ -275,9 +276,12 @@ def connected(
             failure = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise
         finally:
-            if process is not None:
-                process.close(failed=failure is not None)
+            if process is not None and failure is None:
+                process.close(failed=False)
+            # The others learn of a failure before NCCL has ended what it does, which may take its time.
             member.close(failure=failure)
+            if process is not None and failure is not None:
+                process.close(failed=True)
 
 
 def _raise_open_files() -> None:
@@ -288,10 +292,22 @@ def _raise_open_files() -> None:
 
 
 def _gpu(device: torch.device) -> list[str] | None:
-    """Host and UUID of a GPU; None for a CPU."""
+    """Machine and address of a GPU, by which NCCL tells GPUs apart; None for a CPU.
+
+    Parts of one GPU (MIG) have one address, and NCCL refuses two of them, though each has its own UUID.
+    """
     if device.type != "cuda":
         return None
-    return [socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid)]
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = BOOT_ID.read_text().strip()
+    return [f"{socket.gethostname()} {boot}", _pci_address(device)]
+
+
+def _pci_address(device: torch.device) -> str:
+    """As in `0000:3b:00.0`."""
+    gpu: Any = torch.cuda.get_device_properties(device)  # torch's annotations lack the address
+    return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
 
 
 @contextmanager

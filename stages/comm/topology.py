@@ -6,12 +6,14 @@ consecutive numbers and share a node and its fast links; a pipeline's messages a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from schedules import Program
+from schedules.messages import most_queues
 from stages.comm.collectives import (
     DistributedGroup,
     Group,
@@ -19,6 +21,7 @@ from stages.comm.collectives import (
     InProcessGroup,
     SingleRankGroup,
 )
+from stages.comm.device_settings import check_queues
 from stages.comm.p2p import DistributedLinks, InProcessLinks, Links
 from stages.comm.process import Process
 
@@ -47,9 +50,17 @@ def connect(
         shape: of every activation and activation gradient.
         dtype: of all messages.
         common_step: whether all stages update together.
+
+    Raises:
+        DeviceSettingError: a GPU has too few queues for a rank's communicators.
     """
     ranks = program.num_ranks
     data_ranks = process.size // ranks
+    if process.device_waits:
+        links = most_queues(
+            program.rank_of_stage, head_shards=program.head_shards, tied_shards=program.tied_shards
+        )
+        check_queues(os.environ, communicators=links + (ranks > 1) + (data_ranks > 1))
     rank, data_rank = divmod(process.rank, data_ranks)
     generation = next(process.generations)
     members = [other * data_ranks + data_rank for other in range(ranks)]

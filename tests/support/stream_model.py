@@ -8,6 +8,7 @@ The rules are NCCL's and CUDA's:
 - The first operation of a kind with a peer may block the host until the peer begins its own.
 - A host that synchronises its device waits for everything that it has launched, including open receives;
   one that allocates pinned memory may do so (older guides of CUDA list it).
+- With NCCL's implicit order, operations start in the order of launches, whatever their communicator.
 - With one hardware queue, work starts in the order of launches, whatever its stream; an operation that has
   started does not hold up what follows.
 - With blocking waits, the host itself waits for an operation.
@@ -201,6 +202,7 @@ class Streams:
         computing: whether every host waits for its action stream at every place.
         one_queue: whether each device has one hardware queue.
         blocking: whether a wait for an operation blocks the host.
+        in_order: whether operations of all communicators start in the order of launches.
     """
 
     def __init__(
@@ -211,7 +213,9 @@ class Streams:
         computing: bool = False,
         one_queue: bool = False,
         blocking: bool = False,
+        in_order: bool = False,
     ) -> None:
+        self._in_order = in_order
         self._members = recording.members
         self._connecting = connecting
         self._computing = computing
@@ -321,7 +325,23 @@ class Streams:
             return None
         if rank.one_queue and rank.latest.get(name) != operation.number:
             return None
+        if self._in_order and not self._starts(member, operation):
+            return None
         return operation
+
+    def _starts(self, member: int, operation: Operation) -> bool:
+        """Whether all operations that a rank has launched before have started."""
+        rank = self.ranks[member]
+        for earlier in rank.launches:
+            if not isinstance(earlier, Operation) or earlier.number in rank.done:
+                continue
+            if earlier.number == operation.number:
+                return True
+            queue, head = rank.queues[earlier.communicator], rank.heads[earlier.communicator]
+            first, needs = queue[head]
+            if first.number != earlier.number or rank.streams[earlier.stream].passed < needs:
+                return False
+        return True
 
     def _pairs(self, heads: dict[int, Operation]) -> Iterator[list[int]]:
         """Members of which one sends what the other receives."""

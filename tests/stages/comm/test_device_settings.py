@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -13,16 +15,22 @@ from typing import Any
 import pytest
 import torch
 
+import stages.comm.process
+from schedules import build
 from stages.comm import handshake
 from stages.comm.device_settings import (
     ENVIRONMENT,
     LINK_CTAS,
     DeviceSettingError,
     check_environment,
+    check_precision,
+    check_queues,
     set_environment,
     set_up_link,
 )
-from stages.comm.process import Process, abort_together, choose_device
+from stages.comm.process import Process, abort_together, choose_device, connected
+from stages.comm.rendezvous.client import Member
+from stages.comm.topology import connect
 from stages.config.run_config import SiteConfig
 
 
@@ -36,6 +44,7 @@ def test_environment_variables_already_set_are_kept() -> None:
         "CUDA_MODULE_LOADING": "EAGER",
         "NCCL_NVLS_ENABLE": "0",
         "TORCH_NCCL_COORD_CHECK_MILSEC": "30000",
+        "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
     }
     empty: dict[str, str] = {}
     set_environment(empty)
@@ -48,6 +57,7 @@ def test_environment_variables_already_set_are_kept() -> None:
         ("CUDA_LAUNCH_BLOCKING", ("", "0"), "1"),
         ("TORCH_NCCL_BLOCKING_WAIT", ("0", "false"), "1"),
         ("NCCL_BLOCKING_WAIT", ("0",), "1"),
+        ("NCCL_LAUNCH_ORDER_IMPLICIT", ("0",), "1"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", ("8", "32"), "1"),
         ("CUDA_MODULE_LOADING", ("EAGER", "eager"), "LAZY"),
     ],
@@ -107,22 +117,105 @@ def test_the_handshake_sets_the_environment_before_it_asks_for_gpus(
     }
 
 
-def test_communicators_are_aborted_within_one_group() -> None:
-    """All of them, even where one is gone already."""
-    calls: list[str] = []
+def test_communicators_are_aborted_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may wait for another's kernels to end; one that is gone, or never ends, holds up nobody."""
+    monkeypatch.setattr(stages.comm.process, "SECONDS_TO_ABORT", 0.5)
+    begun = [threading.Event() for _ in range(3)]
+    aborted = []
 
-    def communicator(number: int) -> Any:
-        def abort() -> None:
-            calls.append(f"abort {number}")
-            if number == 1:
-                raise RuntimeError("already gone")
+    def abort(number: int) -> None:
+        begun[number].set()
+        if number == 1:
+            raise RuntimeError("already gone")
+        if number == 2:
+            threading.Event().wait()
+        assert all(other.wait(10.0) for other in begun)
+        aborted.append(number)
 
-        start, end = (partial(calls.append, word) for word in ("start", "end"))
-        return SimpleNamespace(_group_start=start, _group_end=end, abort=abort)
-
-    abort_together([communicator(number) for number in range(3)])
-    assert calls == ["start", "abort 0", "abort 1", "abort 2", "end"]
+    abort_together([SimpleNamespace(abort=partial(abort, number)) for number in range(3)])
+    assert aborted == [0]
     abort_together([])
+
+
+def test_the_other_ranks_hear_of_a_failure_before_nccl_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    close = Member.close
+
+    def closing(member: Member, *, failure: str | None) -> None:
+        heard.append(str(failure))
+        close(member, failure=failure)
+
+    def fail() -> None:
+        place: dict[str, int] = {"rank": 0, "size": 1, "local_rank": 0, "local_size": 1}
+        with connected(**place, rendezvous=tmp_path, site=SiteConfig(device="cpu")) as process:
+            nccl: Any = SimpleNamespace(abort=partial(heard.append, "aborted"))
+            process.connected.append(nccl)
+            raise OSError("the disk is gone")
+
+    monkeypatch.setattr(Member, "close", closing)
+    with pytest.raises(OSError, match="the disk"):
+        fail()
+    assert heard == ["OSError: the disk is gone", "aborted"]
+
+
+def test_parts_of_one_gpu_are_one_for_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes by the address; each part has a UUID of its own."""
+    names = []
+    for part in range(2):
+        properties = SimpleNamespace(
+            pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0, uuid=f"MIG-{part}", name="H100"
+        )
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, own=properties: own)
+        names.append(stages.comm.process._gpu(torch.device("cuda", 0)))
+    assert names[0] == names[1] is not None
+    assert names[0][1] == "0000:3b:00.0"
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision", "refused"),
+    [((7, 5), "bfloat16", True), ((7, 5), "float32", False), ((8, 0), "bfloat16", False)],
+)
+def test_bfloat16_is_refused_where_a_gpu_does_not_compute_in_it(
+    capability: tuple[int, int], precision: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    expected = pytest.raises(DeviceSettingError, match=r"Tesla T4 \(compute capability 7.5\)")
+    with expected if refused else nullcontext():
+        check_precision(torch.device("cuda", 0), precision)
+    check_precision(torch.device("cpu"), precision)
+
+
+@pytest.mark.parametrize(
+    ("communicators", "variable", "refused"),
+    [
+        (30, "32", None),
+        (6, "8", None),
+        (31, "32", "needs 33 queues .* CUDA has 32; accepted: fewer parallel.stages"),
+        (10, "8", "needs 12 queues .* CUDA_DEVICE_MAX_CONNECTIONS is 8; accepted: unset, 12 to 32"),
+        (31, "64", "needs 33 queues .* CUDA has 32"),
+    ],
+)
+def test_each_communicator_has_a_queue_of_its_own(
+    communicators: int, variable: str, refused: str | None
+) -> None:
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": variable}
+    if refused is None:
+        check_queues(environment, communicators=communicators)
+        return
+    with pytest.raises(DeviceSettingError, match=refused):
+        check_queues(environment, communicators=communicators)
+
+
+def test_a_run_with_more_communicators_than_queues_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    options = {"microbatches": 32, "steps": 1, "delay": 2, "shard_head": True, "tied": True}
+    program = build("2bw-v", stages=16, **options)
+    process: Any = SimpleNamespace(device_waits=True, size=16, rank=0)
+    with pytest.raises(DeviceSettingError, match="needs 40 queues"):
+        connect(process, program, shape=(2,), dtype=torch.float32, common_step=True)
 
 
 def test_a_communicator_is_named_and_outlasts_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:

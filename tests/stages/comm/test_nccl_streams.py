@@ -206,12 +206,20 @@ def test_without_a_rehearsal_pinned_memory_would_hang_the_first_update(
 
 @pytest.mark.parametrize(
     ("rule", "variable"),
-    [({"one_queue": True}, "CUDA_DEVICE_MAX_CONNECTIONS"), ({"blocking": True}, "TORCH_NCCL_BLOCKING_WAIT")],
+    [
+        ({"one_queue": True}, "CUDA_DEVICE_MAX_CONNECTIONS"),
+        ({"blocking": True}, "TORCH_NCCL_BLOCKING_WAIT"),
+        ({"in_order": True}, "NCCL_LAUNCH_ORDER_IMPLICIT"),
+    ],
 )
 def test_settings_that_are_refused_hang(
     rule: dict[str, bool], variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = small_config("2bw-v", stages=3, microbatches=6, layers=6, steps=2, eval_interval=2)
+    settings: dict[str, Any] = {"stages": 3, "microbatches": 6, "layers": 6, "steps": 2, "eval_interval": 2}
+    if "in_order" in rule:
+        config = small_config("2bw", **settings, shard_head=True)
+    else:
+        config = small_config("2bw-v", **settings)
     recording = record(config, monkeypatch)
     assert hangs(recording) == []
     assert hangs(recording, **rule)
