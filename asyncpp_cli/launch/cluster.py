@@ -201,7 +201,7 @@ def follow(
         while True:
             queue = SlurmQueue(experiment)
             run_statuses = [queue.run_status(run, with_accounting=False) for run in experiment.runs]
-            progress.update([(run_status.run, run_status.status) for run_status in run_statuses])
+            progress([(run_status.run, run_status.status) for run_status in run_statuses])
             if queue.queued is None:
                 if not warned:
                     say(f"waiting for SLURM to answer: {queue.no_answer}")

@@ -14,13 +14,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import FAILED, DamagedError, refusal_of
@@ -100,11 +100,8 @@ class LocalJobs:
         return 0 if supervisor is None else supervisor.poll()
 
 
-class ProgressDisplay(Protocol):
-    """Shows the progress of runs."""
-
-    def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
-        """Show the status of every run; called a few times per second."""
+ShowProgress = Callable[[Sequence[tuple[Run, Status]]], None]
+"""Shows the status of every run; called a few times per second."""
 
 
 class Interrupted(Exception):  # noqa: N818 (not an error)
@@ -125,7 +122,7 @@ class Launcher:
         max_parallel: number of runs at a time, which may share GPUs as far as their planned memory fits;
             None: as many as fit on separate cores and GPUs.
         replay: run each in one process.
-        progress: display to update.
+        progress: shows how the runs stand.
         scheduler: asked about runs that are running in SLURM jobs.
         cancelled: ids of runs not to start; may grow during the launch.
     """
@@ -137,7 +134,7 @@ class Launcher:
         machine: Machine,
         max_parallel: int | None,
         replay: bool,
-        progress: ProgressDisplay,
+        progress: ShowProgress,
         scheduler: Scheduler | None = None,
         cancelled: Container[str] = (),
     ) -> None:
@@ -207,7 +204,7 @@ class Launcher:
                 if status.cause == Cause.KILLED and not Attempt(run, status.attempt).ranks_with(RankEnd):
                     say(f"{run.id}: {status.host} has vanished; another machine may start it again")
                     self._tried.discard(run.id)
-        self._progress.update(statuses)
+        self._progress(statuses)
         return statuses
 
     def _status(self, run: Run) -> Status:

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from asyncpp_cli.base.console import console, duration, printable, say
 from asyncpp_cli.base.progress import progress_bar
-from asyncpp_cli.launch import local_machine as launcher
 from asyncpp_cli.launch.common.options import NO_PAUSES, Pauses
+from asyncpp_cli.launch.local_machine import ShowProgress
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status, is_done
 
@@ -30,7 +30,7 @@ def shown_progress(
     pauses: Pauses = NO_PAUSES,
     quiet: bool = False,
     expected: Mapping[str, float] = MappingProxyType({}),
-) -> Iterator[launcher.ProgressDisplay]:
+) -> Iterator[ShowProgress]:
     """The display that fits standard error: with a bar of all runs on a terminal, lines alone otherwise.
 
     Args:
@@ -40,15 +40,10 @@ def shown_progress(
         expected: seconds of each run by id, if they are known of all.
     """
     if quiet:
-        yield _Nothing()
+        yield lambda statuses: None
         return
     with progress_bar(console(errors=True)) if sys.stderr.isatty() else nullcontext() as bar:
-        yield _Display(bar, done_before=done_before, pauses=pauses, expected=expected)
-
-
-class _Nothing:
-    def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
-        """Show nothing."""
+        yield _Display(bar, done_before=done_before, pauses=pauses, expected=expected).update
 
 
 class _Total:

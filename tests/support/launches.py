@@ -80,11 +80,8 @@ class Started:
         return self._errors.read_text()
 
 
-class Unseen:
+def unseen(statuses: Sequence[tuple[Run, Status]]) -> None:
     """Progress of a launcher that nobody looks at."""
-
-    def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
-        """As the launcher calls it."""
 
 
 class Launched(Started):

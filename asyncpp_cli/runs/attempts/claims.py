@@ -17,7 +17,7 @@ from asyncpp_cli.base.atomic_files import temporary_folder, write_record
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, Job, Scheduler
-from asyncpp_cli.runs.attempts.settle import SECONDS_TO_START, settle_locked
+from asyncpp_cli.runs.attempts.settle import SECONDS_TO_START, Knowledge, settle_locked
 from asyncpp_cli.runs.processes import is_gone, this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status, is_done
@@ -52,7 +52,7 @@ def claim(
         scheduler: asked whether an attempt that seems to be running has ended.
     """
     with run.locked():
-        status = settle_locked(run, scheduler=scheduler)
+        status = settle_locked(run, Knowledge(scheduler=scheduler))
         if status.state == State.RUNNING or is_done(status, until=until):
             return None
         claimant = this_process()

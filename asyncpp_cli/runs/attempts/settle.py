@@ -47,13 +47,13 @@ def settle(
         DamagedError: a file of the run is missing or cannot be read.
         OSError: the status cannot be written.
     """
-    knows = _Knowledge(none_to_come, all_over, scheduler)
+    knows = Knowledge(none_to_come=none_to_come, all_over=all_over, scheduler=scheduler)
     status = run.status()
     # Checked without the lock, so that readers do not wait for each other.
     if not _has_ended(status, run, knows):
         return status
     with run.locked():
-        return _settle_locked(run, knows)
+        return settle_locked(run, knows)
 
 
 def current_status(
@@ -66,11 +66,12 @@ def current_status(
     been written.
     """
     status = Status(state=State.DAMAGED)
+    knows = Knowledge(none_to_come=none_to_come, scheduler=scheduler)
     try:
         try:
             status = settle(run, none_to_come=none_to_come, scheduler=scheduler)
         except OSError:
-            status = _settled(run.status(), run, _Knowledge(none_to_come, None, scheduler))
+            status = _settled(run.status(), run, knows)
         problem = "" if status.state == State.RUNNING else metrics_problem(run, status)
         return replace(status, state=State.DAMAGED, reason=printable(problem)) if problem else status
     except (DamagedError, OSError) as error:
@@ -79,21 +80,17 @@ def current_status(
         return replace(status, state=state_after(error), reason=reason)
 
 
-def settle_locked(run: Run, *, scheduler: Scheduler | None = None) -> Status:
-    """As `settle`, for a caller that holds the run's lock."""
-    return _settle_locked(run, _Knowledge(None, None, scheduler))
-
-
-@dataclass(frozen=True)
-class _Knowledge:
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
     """What a caller knows of a run's attempts: the arguments of `settle`."""
 
-    none_to_come: int | None
-    all_over: int | None
-    scheduler: Scheduler | None
+    none_to_come: int | None = None
+    all_over: int | None = None
+    scheduler: Scheduler | None = None
 
 
-def _settle_locked(run: Run, knows: _Knowledge) -> Status:
+def settle_locked(run: Run, knows: Knowledge) -> Status:
+    """As `settle`, for a caller that holds the run's lock."""
     status = run.status()
     settled = _settled(status, run, knows)
     if settled is not status:
@@ -134,7 +131,7 @@ def end_rank(
     return refused
 
 
-def _settled(status: Status, run: Run, knows: _Knowledge) -> Status:
+def _settled(status: Status, run: Run, knows: Knowledge) -> Status:
     """The status after the attempt's end. Writes nothing.
 
     `status` itself if the attempt has not ended.
@@ -161,7 +158,7 @@ def _settled(status: Status, run: Run, knows: _Knowledge) -> Status:
     return settled
 
 
-def _has_ended(status: Status, run: Run, knows: _Knowledge) -> bool:
+def _has_ended(status: Status, run: Run, knows: Knowledge) -> bool:
     """Whether a running attempt has ended: as the caller knows, or by its own files and processes, the
     scheduler, or its lease."""
     if status.state != State.RUNNING:

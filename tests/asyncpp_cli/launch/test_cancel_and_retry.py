@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
-from support.launches import HOURS, ONE, StartLaunch, Unseen, is_training, started_process, sweep, wait_for
+from support.launches import HOURS, ONE, StartLaunch, is_training, started_process, sweep, unseen, wait_for
 
 from asyncpp_cli.launch.cancel import Cancellations, record_cancellation
 from asyncpp_cli.launch.local_machine import Launcher, tasks_of
@@ -76,7 +76,7 @@ def launch_with(experiment: Experiment, *, cancelled: Container[str]) -> State:
     machine = this_machine()
     tasks, _ = tasks_of(experiment.runs[1:2], replay=True, machine=machine)
     [status] = Launcher(
-        tasks, machine=machine, max_parallel=1, replay=True, progress=Unseen(), cancelled=cancelled
+        tasks, machine=machine, max_parallel=1, replay=True, progress=unseen, cancelled=cancelled
     ).run()
     return status.state
 

@@ -76,11 +76,11 @@ def test_a_file_gets_a_line_for_each_event_and_none_if_quiet(
     pending = Status(state=State.PENDING)
     running = Status(state=State.RUNNING, attempt=1, step=1, steps=200)
     with shown_progress(quiet=quiet) as display:
-        display.update([(run, pending), (other, pending)])
+        display([(run, pending), (other, pending)])
         for step in range(1, 200):
-            display.update([(run, replace(running, step=step)), (other, pending)])
+            display([(run, replace(running, step=step)), (other, pending)])
         ended = replace(running, state=State.COMPLETED, step=200, seconds=2.0)
-        display.update([(run, ended), (other, running)])
+        display([(run, ended), (other, running)])
     lines = capsys.readouterr().err.splitlines()
     if quiet:
         assert lines == []

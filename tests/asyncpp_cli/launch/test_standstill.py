@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from support.attempts import claimed
 from support.command_line import asyncpp, ran
-from support.launches import HOURS, ONE, StartLaunch, Unseen, is_training, started_process, sweep, wait_for
+from support.launches import HOURS, ONE, StartLaunch, is_training, started_process, sweep, unseen, wait_for
 from support.privileges import NOBODY, permitted
 from support.report_experiment import ExperimentFolder, settings
 
@@ -79,7 +79,7 @@ def launched(runs: Sequence[Run]) -> list[Status]:
     config = RunConfig(train=TrainConfig(steps=4), site=SiteConfig(grace=1.0))
     tasks = [Task(run, PROCESS, config) for run in runs]
     machine = Machine(cores=2, gpus=())
-    return Launcher(tasks, machine=machine, max_parallel=2, replay=True, progress=Unseen()).run()
+    return Launcher(tasks, machine=machine, max_parallel=2, replay=True, progress=unseen).run()
 
 
 @pytest.mark.slow

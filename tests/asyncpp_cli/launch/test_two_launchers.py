@@ -52,7 +52,7 @@ def test_the_attempt_of_another_launcher_is_not_ended_with_the_own_one(tmp_path:
     machine = this_machine()
     tasks, _ = tasks_of([run], replay=True, machine=machine, pauses={run.id: 2})
     other = AnotherLauncher()
-    other.launcher = Launcher(tasks, machine=machine, max_parallel=None, replay=True, progress=other)
+    other.launcher = Launcher(tasks, machine=machine, max_parallel=None, replay=True, progress=other.update)
     other.launcher.run()
     assert other.attempt is not None
     assert next(seen for seen in other.seen if seen[0] == 2) == (2, State.RUNNING, "")
