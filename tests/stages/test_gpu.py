@@ -83,13 +83,37 @@ def train_on_the_gpu(process: Process, config: RunConfig) -> list[dict[str, Any]
     return rows.rows
 
 
-def test_ranks_on_gpus_are_their_replay_and_are_measured() -> None:
-    configs = [
-        small_config("2bw", microbatches=4, precision="bfloat16", recompute="full"),
-        small_config("paci", microbatches=4),
-        small_config("2bw", stages=1, data=2),
-    ]
-    by_rank = in_processes(train_on_the_gpu, configs, size=2)
+LAYOUTS: dict[str, tuple[int, list[dict[str, Any]]]] = {
+    "two ranks": (
+        2,
+        [
+            {"schedule": "2bw", "microbatches": 4, "precision": "bfloat16", "recompute": "full"},
+            {"schedule": "paci", "microbatches": 4},
+            {"schedule": "2bw", "stages": 1, "data": 2},
+            {"schedule": "2bw-v", "microbatches": 4},
+            {"schedule": "2bw", "microbatches": 4, "shard_head": True},
+            {"schedule": "zb-v", "microbatches": 4, "shard_head": True, "tied": True},
+            {"schedule": "pipedream", "update_interval": 1},
+        ],
+    ),
+    "four ranks": (
+        4,
+        [
+            {"schedule": "2bw", "data": 2, "microbatches": 4},
+            {"schedule": "1f1b", "data": 2, "microbatches": 4},
+            {"schedule": "2bw", "stages": 4, "microbatches": 8, "shard_head": True},
+            {"schedule": "2bw-v", "stages": 4, "microbatches": 8, "delay": 2, "shard_head": True, "tied": True},
+        ],
+    ),
+}
+"""Processes, and settings of `small_config`."""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_on_gpus_are_their_replay_and_are_measured(layout: str) -> None:
+    size, settings = LAYOUTS[layout]
+    configs = [small_config(**each) for each in settings]
+    by_rank = in_processes(train_on_the_gpu, configs, size=size)
     for config, *of_ranks in zip(configs, *by_rank, strict=True):
         (written,) = [rows for rows in of_ranks if rows]
         assert written[-1]["weights_sha256"] == replayed(config).digest
