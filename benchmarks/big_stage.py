@@ -79,6 +79,7 @@ class MadeUpNeighbours:
     """
 
     waits = True
+    waited_for = None
 
     def __init__(
         self, *, neighbours: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device

@@ -168,9 +168,7 @@ class TrainingLoop:
         )
         self._stages = [state for rank in self._ranks for state in rank.stages.values()]
         doing.acted_at = lambda: max(rank.executor.acted_at for rank in self._ranks)
-        doing.waiting = lambda: next(
-            filter(None, (rank.connection.links.waiting() for rank in self._ranks)), None
-        )
+        doing.waiting = lambda: next(filter(None, (rank.executor.waiting() for rank in self._ranks)), None)
         self._memory_meter = MemoryMeter(config, device=device)
         self._stop = stop
         self._checkpoints: Checkpoints | None = None

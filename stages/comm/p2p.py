@@ -49,6 +49,10 @@ class Links(Protocol):
     """Peak bytes of messages held since `begin`: open receives, sends that are not known to have arrived, and
     what one stage of this rank holds for another."""
 
+    waited_for: Callable[[], Waiting] | None
+    """Describes what the latest `receive` waited for; on a GPU the device may still wait for it. None: for
+    nothing."""
+
     def waiting(self) -> Waiting | None:
         """What this rank's host waits for now, if anything; called from another thread."""
 
@@ -79,6 +83,7 @@ class InProcessLinks:
 
     waits = False
     most_message_bytes = 0
+    waited_for: Callable[[], Waiting] | None = None
 
     def __init__(self) -> None:
         self._mail: dict[Message, Tensor] = {}
@@ -176,6 +181,8 @@ class DistributedLinks:
         self._acknowledged: Mapping[Message, list[tuple[Kind, int]]] = {}
         self._actions: Sequence[Action] = ()
         self._waiting: Callable[[], Waiting] | None = None
+        self.waited_for: Callable[[], Waiting] | None = None
+        """See `Links`."""
         self._posted: dict[_Channel, dict[Message, tuple[Tensor, Work, Place]]] = {}
         self.most_message_bytes = 0
         """See `Links`."""
@@ -328,13 +335,15 @@ class DistributedLinks:
 
     def receive(self, message: Message) -> Tensor:
         peer = self._rank_of_stage[message.source]
+        self.waited_for = None
         if peer == self._rank:
             return self._from_this_rank.pop(message)
         channel = _Channel(peer, message.kind, incoming=True)
         while message not in self._posted[channel]:
             self._post(channel)
         buffer, work, posted = self._posted[channel].pop(message)
-        self._wait(work, partial(self._waiting_for, message, peer, posted))
+        self.waited_for = partial(self._waiting_for, message, peer, posted)
+        self._wait(work, self.waited_for)
         for kind, count in self._acknowledged.get(message, ()):
             outgoing = _Channel(peer, kind, incoming=False)
             self._release_sends(outgoing, keep=self._released[outgoing] + len(self._sent[outgoing]) - count)

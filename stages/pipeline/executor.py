@@ -18,6 +18,7 @@ from schedules.actions import Action, Op, Program
 from schedules.dependencies import launched, updated
 from schedules.messages import Kind, Message, received, sent
 from stages.data.batches import Batches
+from stages.liveness.watchdog import Waiting
 from stages.model.gradients.split_backward import DeferredGradients, add_matrix
 from stages.model.head_shard import HeadShard, ShardPass, merge_parts
 from stages.pipeline.cuda_graphs import GraphedStage, updates_until_backward
@@ -128,6 +129,11 @@ class RankExecutor:
         their first segment: later, a rank that waits for a connection would hold up others."""
         self._links.connect()
         self._updates.connect()
+
+    def waiting(self) -> Waiting | None:
+        """The message that this rank waits for now, its host or its device; called from another thread."""
+        waiting: Waiting | None = self._links.waiting() or self._clock.waiting()
+        return waiting
 
     @property
     def end_step(self) -> int:
@@ -366,7 +372,7 @@ class RankExecutor:
             yield
         started = self._clock.mark()
         tensor = self._links.receive(message)
-        self._clock.measure(started, self.trace.note_wait)
+        self._clock.measure(started, self.trace.note_wait, waiting=self._links.waited_for)
         return tensor
 
 

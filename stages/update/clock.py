@@ -11,9 +11,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 AHEAD = 8
 """Times still unknown to a device's clock before the host waits: three or four actions."""
@@ -31,9 +33,20 @@ class Clock(Protocol):
     def mark(self) -> Any:
         """Mark this point in the rank's work, for one `measure`."""
 
-    def measure(self, start: Any, then: Callable[[float, float], None]) -> None:
+    def measure(
+        self, start: Any, then: Callable[[float, float], None], *, waiting: Callable[[], T] | None = None
+    ) -> None:
         """Call `then` with the times of the mark `start` and of this point, in seconds of
-        `time.perf_counter`, once they are known."""
+        `time.perf_counter`, once they are known.
+
+        Args:
+            start: a mark.
+            then: called with the times.
+            waiting: describes what the device waits for in between, if it may have to.
+        """
+
+    def waiting(self) -> Any:
+        """What `waiting` of the oldest time that is not known yet gives; called from another thread."""
 
     def tell(self, then: Callable[[float], None]) -> None:
         """Call `then` with the time of this point, in seconds of `time.perf_counter`, once it is known."""
@@ -57,8 +70,13 @@ class HostClock:
     def mark(self) -> float:
         return time.perf_counter()
 
-    def measure(self, start: float, then: Callable[[float, float], None]) -> None:
+    def measure(
+        self, start: float, then: Callable[[float, float], None], *, waiting: Callable[[], T] | None = None
+    ) -> None:
         then(start, time.perf_counter())
+
+    def waiting(self) -> None:
+        pass
 
     def tell(self, then: Callable[[float], None]) -> None:
         then(time.perf_counter())
@@ -82,6 +100,15 @@ class Event(Protocol):
     def elapsed_time(self, end_event: Any) -> float: ...
 
 
+class _Request(NamedTuple):
+    """A time that is not known yet."""
+
+    start: Event | None
+    end: Event
+    then: Callable[..., None]
+    waiting: Callable[[], Any] | None
+
+
 class EventClock:
     """Clock of a device that runs what the host launches. Events are reused once they have been read.
 
@@ -96,7 +123,7 @@ class EventClock:
     def __init__(self, new_event: Callable[[], Event]) -> None:
         self._new_event = new_event
         self._free: list[Event] = []
-        self._requests: deque[tuple[Event | None, Event, Callable[..., None]]] = deque()
+        self._requests: deque[_Request] = deque()
         self._reference: tuple[Event, float] | None = None
         """A recent event and its time; elapsed times from it are short, which keeps them exact."""
 
@@ -115,22 +142,32 @@ class EventClock:
         event.record()
         return event
 
-    def measure(self, start: Event, then: Callable[[float, float], None]) -> None:
-        self._request(start, then)
+    def measure(
+        self, start: Event, then: Callable[[float, float], None], *, waiting: Callable[[], T] | None = None
+    ) -> None:
+        self._request(start, then, waiting)
 
     def tell(self, then: Callable[[float], None]) -> None:
-        self._request(None, then)
+        self._request(None, then, None)
 
-    def _request(self, start: Event | None, then: Callable[..., None]) -> None:
-        self._requests.append((start, self.mark(), then))
+    def _request(
+        self, start: Event | None, then: Callable[..., None], waiting: Callable[[], Any] | None
+    ) -> None:
+        self._requests.append(_Request(start, self.mark(), then, waiting))
         self.settle()
         while len(self._requests) > AHEAD:
-            self._requests[0][1].synchronize()
+            self._requests[0].end.synchronize()
             self.settle()
 
+    def waiting(self) -> Any:
+        for request in tuple(self._requests):
+            if not request.end.query():
+                return None if request.waiting is None else request.waiting()
+        return None
+
     def settle(self) -> None:
-        while self._requests and self._requests[0][1].query():
-            start, end, then = self._requests.popleft()
+        while self._requests and self._requests[0].end.query():
+            start, end, then, _ = self._requests.popleft()
             assert self._reference is not None
             before, at = self._reference
             if start is not None:

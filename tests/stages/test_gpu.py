@@ -102,7 +102,14 @@ LAYOUTS: dict[str, tuple[int, list[dict[str, Any]]]] = {
             {"schedule": "2bw", "data": 2, "microbatches": 4},
             {"schedule": "1f1b", "data": 2, "microbatches": 4},
             {"schedule": "2bw", "stages": 4, "microbatches": 8, "shard_head": True},
-            {"schedule": "2bw-v", "stages": 4, "microbatches": 8, "delay": 2, "shard_head": True, "tied": True},
+            {
+                "schedule": "2bw-v",
+                "stages": 4,
+                "microbatches": 8,
+                "delay": 2,
+                "shard_head": True,
+                "tied": True,
+            },
         ],
     ),
 }

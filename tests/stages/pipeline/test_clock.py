@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from schedules.actions import Action, Op
+from schedules.messages import Kind, Message
+from stages.liveness.watchdog import Waiting
+from stages.pipeline.executor import RankExecutor
 from stages.update.clock import AHEAD, Clock, EventClock, HostClock
 from stages.update.rank_stats import RankTrace, StageTrace
 
@@ -143,6 +148,40 @@ def test_what_is_known_is_told_without_waiting() -> None:
     device.go_on()
     clock.settle()
     assert told == [pytest.approx(5.0)]
+
+
+def test_a_clock_says_what_its_device_waits_for() -> None:
+    """Of what the host has launched, the first that the device has not done."""
+    device = Device()
+    clock = EventClock(device.event)
+    clock.begin()
+    for waiting in (lambda: "the message of rank 1", None, lambda: "the message of rank 2"):
+        start = clock.mark()
+        device.launch(1.0)
+        clock.measure(start, lambda began, ended: None, waiting=waiting)
+    found = []
+    for _ in range(4):
+        found.append(clock.waiting())
+        device.go_on()
+    assert found == ["the message of rank 1", None, "the message of rank 2", None]
+
+
+def test_a_rank_says_which_message_its_device_waits_for() -> None:
+    """Its host has long gone on: with NCCL the device waits."""
+    device, waiting = Device(), Waiting("waits for F0 of stage 0 from rank 0", 0)
+    executor: Any = RankExecutor.__new__(RankExecutor)
+    executor._clock, executor.trace = EventClock(device.event), RankTrace()
+    executor._links = SimpleNamespace(
+        waits=True,
+        receive=lambda message: device.launch(1.0),
+        waited_for=lambda: waiting,
+        waiting=lambda: None,
+    )
+    executor._clock.begin()
+    list(executor._receive(Message(0, 1, Kind.ACTIVATIONS, 0)))
+    assert executor.waiting() == waiting
+    device.go_on()
+    assert executor.waiting() is None
 
 
 def test_the_hosts_clock_tells_at_once() -> None:
