@@ -243,7 +243,7 @@ class StageUpdate:
         factor = learning_rate_factor(self._config.optimizer, step=step, steps=self._config.train.steps)
         norm = None if clip_by is None else math.sqrt(clip_by)
         master = self._weights.master.parameters
-        biases = self._weights.newest().biases
+        biases = self._weights.newest().biases.clone()  # each version has its own, also after resuming
         if finite and self._balance_rate:
             biases = moved(biases, gradient.loads, rate=self._balance_rate)
         self.tally.add(gradient.loads)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.resumed import check_resumed, go_back, saving
+from support.resumed import check_resumed, go_back, replay_twice, saving
 from support.small_runs import (
     Rows,
     in_processes,
@@ -212,6 +212,13 @@ def test_without_balance_the_biases_stay_zero_and_loads_are_measured() -> None:
     assert list(biases) == [f"blocks.{block}.experts.bias" for block in (1, 2, 3)]
     assert not any(bias.any() for bias in biases.values())
     assert rows.of_kind("segment")[0]["experts"]["max_over_mean"][0] > 1
+
+
+def test_a_resumed_run_without_balance_has_the_memory_of_the_whole_one(tmp_path: Path) -> None:
+    """Of four versions one alone is written after the checkpoint."""
+    config = saving(mixture("2bw", delay=3, steps=5))
+    config.model.balance, config.model.balance_rate = "none", None
+    replay_twice(config, tmp_path, step=4)
 
 
 def every_case() -> list[RunConfig]:
