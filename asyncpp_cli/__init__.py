@@ -1,4 +1,4 @@
-"""What a person types. Starts without importing torch or polars: commands import what they need.
+"""What a person types. Starts without importing torch, submitit or polars: commands import what they need.
 
 Protects asyncpp's packages with common names (`stages`, `schedules`, `optimizers`) from name clashes: `python
 -m` searches the working folder first, which may hold a user's own `optimizers`. Ours are imported from the

@@ -1,1 +1,1 @@
-"""One file a command. Each imports what is slow to import (torch, polars) inside the command."""
+"""One file a command. Each imports what is slow to import (torch, submitit, polars) inside the command."""

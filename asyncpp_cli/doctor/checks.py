@@ -190,7 +190,7 @@ def submission_check(site: Site) -> Check:
     job = BatchJob(name="asyncpp-doctor", shape=shape, tasks=1, code="", exclude=site.exclude or "")
     with tempfile.TemporaryDirectory(prefix="asyncpp-doctor-") as made:
         file = Path(made) / "job.sh"
-        file.write_text(sbatch.array_script(site, job))
+        file.write_text(sbatch.array_script(site, Path(made), job))
         try:
             slurm.run_command(["sbatch", "--test-only", f"--chdir={made}", str(file)])
         except SlurmError as error:

@@ -29,7 +29,7 @@ _HANDSHAKE_TIMEOUT = 120.0
 """Seconds for the handshake; longer than either rank waits (`node_check`)."""
 _VISIBILITY_TIMEOUT = 15.0
 """Seconds until a file on a slow shared disk is seen here."""
-_STARTER = "import os, sys; import msgspec; os.execvp(sys.argv[1], sys.argv[1:])"
+_STARTER = "import os, sys; import msgspec, submitit; os.execvp(sys.argv[1], sys.argv[1:])"
 """Python code that becomes the command in its arguments, where the job of a run finds its packages."""
 _OVER_TCP = (
     "NCCL uses TCP; on InfiniBand or RoCE it needs libibverbs and its providers, in the image, too "

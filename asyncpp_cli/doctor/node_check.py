@@ -27,7 +27,7 @@ def main() -> None:
         "address": _address(),
         "interfaces": [name for _, name in socket.if_nameindex()],
         "python": sys.version.split()[0],
-        "versions": {package: _version(package) for package in ("torch", "msgspec")},
+        "versions": {package: _version(package) for package in ("torch", "submitit", "msgspec")},
         "gpus": _gpus(),
         "time": time.time(),
     }

@@ -27,7 +27,9 @@ _LONGEST_ARGUMENT = 60_000
 _OF_CLUSTER = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 """Variables that say where the cluster is and who asks."""
 
-_OF_COMMANDS = re.compile("(SACCT|SACCTMGR|SALLOC|SBATCH|SCANCEL|SCONTROL|SINFO|SLURM|SLURMD|SQUEUE|SRUN)_")
+_OF_COMMANDS = re.compile(
+    "(SACCT|SACCTMGR|SALLOC|SBATCH|SCANCEL|SCONTROL|SINFO|SLURM|SLURMD|SQUEUE|SRUN|SUBMITIT)_"
+)
 """Variables that set options of SLURM's commands, or describe the job around this process."""
 
 _SRUN = (

@@ -1,4 +1,4 @@
-"""Submitting jobs with sbatch, with the flags that the site profile adds or removes."""
+"""Submitting jobs through submitit, with the flags that the site profile adds or removes."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ class BatchJob:
     """Manifest that the tasks read, in the submission's folder."""
     exclude: str = ""
     """Nodes to exclude, in sbatch's notation."""
-    output: str = "%A_%a.out"
-    """File for its output, in sbatch's notation; relative, because SLURM expands % patterns in the path."""
 
 
-def array_script(site: Site, job: BatchJob) -> str:
+def array_script(site: Site, folder: Path, job: BatchJob) -> str:
     """The script that `submit_array` hands to sbatch, for people to read."""
-    return _script(site, job, _array_command(job.manifest), after=())
+    executor = _executor(site, folder, job)
+    return str(executor._make_submission_file_text(_array_command(job.manifest), "0"))
 
 
 def submit_array(site: Site, folder: Path, job: BatchJob, *, after: str | None) -> str:
@@ -56,8 +55,10 @@ def submit_array(site: Site, folder: Path, job: BatchJob, *, after: str | None) 
     Raises:
         SlurmError: sbatch refuses; the message is sbatch's.
     """
-    script = _script(site, job, _array_command(job.manifest), after=() if after is None else (after,))
-    return _submitted(script, folder, job.name)
+    executor = _executor(site, folder, job)
+    if after is not None:
+        _add_dependency(executor, [after])
+    return _submitted(executor, _array_command(job.manifest))
 
 
 def submit_job(
@@ -87,8 +88,12 @@ def submit_job(
         SlurmError: sbatch refuses; the message is sbatch's.
     """
     shape = JobShape(nodes=nodes, tasks=nodes, tasks_per_node=1, cpus_per_task=1, gpus_per_node=0)
-    job = BatchJob(name=name, shape=shape, tasks=None, code=code, exclude=site.exclude or "", output=output)
-    return _submitted(_script(site, job, f"exec {shlex.join(command)}", after=after), folder, name)
+    job = BatchJob(name=name, shape=shape, tasks=None, code=code, exclude=site.exclude or "")
+    executor = _executor(site, folder, job)
+    if after:
+        _add_dependency(executor, after)
+    executor.parameters["additional_parameters"]["output"] = output
+    return _submitted(executor, f"exec {shlex.join(command)}")
 
 
 def check_folder_name(folder: Path) -> None:
@@ -102,50 +107,86 @@ def check_folder_name(folder: Path) -> None:
         raise UserError(f"{path}: SLURM would expand {found[0]} in the path of a job; rename the folder")
 
 
+def _add_dependency(executor: Any, others: Sequence[str]) -> None:
+    """Make a job wait for others to end, besides any dependency in the site's flags."""
+    parameters = executor.parameters["additional_parameters"]
+    site_dependency = [parameters["dependency"]] if "dependency" in parameters else []
+    parameters["dependency"] = ",".join([f"afterany:{':'.join(others)}", *site_dependency])
+
+
 def _array_command(manifest: str) -> str:
     words = [interpreter(), "-P", "-u", "-m", "asyncpp_cli.launch.job.array_entry", manifest]
     # Until the program listens, signals are ignored rather than fatal.
     return f"trap '' TERM USR2; {SIGNAL_VARIABLE}=$asyncpp_told exec {shlex.join(words)}"
 
 
-def _script(site: Site, job: BatchJob, command: str, *, after: Sequence[str]) -> str:
-    """A job's script; `after`: ids of jobs that must have ended first, besides those of the site's flags."""
-    shape = job.shape
-    gpus = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
-    options: dict[str, Any] = {
-        "job_name": job.name,
-        "time": site.time,
-        "nodes": shape.nodes,
-        "ntasks": shape.tasks,
-        "ntasks_per_node": shape.tasks_per_node,
-        "cpus_per_task": shape.cpus_per_task,
-        "gres": f"gpu:{gpus}" if shape.gpus_per_node else None,
-        "mem": site.memory,
+def _executor(site: Site, folder: Path, job: BatchJob) -> Any:
+    from submitit import SlurmExecutor
+
+    removed = set(site.remove_flags)
+
+    class Executor(SlurmExecutor):
+        """submitit's executor, for a shell command instead of a pickled function."""
+
+        @classmethod
+        def affinity(cls) -> int:
+            # A script can be shown where there is no SLURM.
+            return 1
+
+        def _make_submission_file_text(self, command: str, uid: str) -> str:
+            lines = super()._make_submission_file_text(command, uid).split("\n")
+            return "\n".join(line for line in lines if _flag_of(line) not in removed)
+
+        def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+            # Not in the script, where sbatch would split a path at its blanks.
+            return ["sbatch", f"--chdir={folder}", str(submission_file_path)]
+
+        def _submit_command(self, command: str) -> Any:
+            path = folder / f"{job.name}.sh"
+            path.write_text(self._make_submission_file_text(command, ""), encoding="utf-8")
+            # Not ended for being slow: what it has submitted would not be known.
+            said = run_command(self._make_submission_command(path), timeout=None)
+            return self._get_job_id_from_submission_command(said)
+
+    executor = Executor(folder=folder)
+    optional = {
         "partition": site.partition,
         "account": site.account,
         "qos": site.qos,
         "constraint": site.constraint,
+        "mem": site.memory,
         "exclude": job.exclude or None,
-        "array": None if job.tasks is None else f"0-{job.tasks - 1}%{min(job.tasks, job.at_once)}",
-        "signal": f"USR2@{site.signal_lead}",
-        "output": job.output,
-        "open-mode": "append",
-        "requeue": True,
     }
-    options = {name: value for name, value in options.items() if value is not None} | site.flags
-    if after:
-        of_site = [options["dependency"]] if "dependency" in options else []
-        options["dependency"] = ",".join([f"afterany:{':'.join(after)}", *of_site])
-    flags = [(name.replace("_", "-"), value) for name, value in sorted(options.items())]
-    lines = [
-        f"#SBATCH --{name}" + ("" if value is True else f"={shlex.quote(str(value))}")
-        for name, value in flags
-        if name not in site.remove_flags
-    ]
-    setup = _setup(site, code=job.code)
-    return "\n".join(
-        ["#!/bin/bash", "", "# Parameters", *lines, "", "# setup", *setup, "", "# command", command, ""]
+    executor.update_parameters(
+        job_name=job.name,
+        time=site.time,
+        nodes=job.shape.nodes,
+        ntasks_per_node=job.shape.tasks_per_node,
+        cpus_per_task=job.shape.cpus_per_task,
+        signal_delay_s=site.signal_lead,
+        array_parallelism=job.at_once,
+        wckey=None,
+        use_srun=False,
+        stderr_to_stdout=True,
+        setup=_setup(site, code=job.code),
+        additional_parameters=_additional_parameters(site, job.shape),
+        **{key: value for key, value in optional.items() if value is not None},
     )
+    if job.tasks is not None:
+        executor.parameters["map_count"] = job.tasks
+    return executor
+
+
+def _additional_parameters(site: Site, shape: JobShape) -> dict[str, Any]:
+    gpus = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
+    return {
+        "ntasks": shape.tasks,
+        # Relative: SLURM would expand % patterns in an absolute path.
+        "output": "%A_%a.out",
+        "requeue": True,
+        **({"gres": f"gpu:{gpus}"} if shape.gpus_per_node else {}),
+        **site.flags,
+    }
 
 
 def _setup(site: Site, *, code: str) -> list[str]:
@@ -176,16 +217,18 @@ def _setup(site: Site, *, code: str) -> list[str]:
     ]
 
 
-def _submitted(script: str, folder: Path, name: str) -> str:
-    """Submit a script; SLURM's id for the job."""
-    path = folder / f"{name}.sh"
-    path.write_text(script, encoding="utf-8")
-    # The folder is not in the script, where sbatch would split its path at blanks. Not ended for being slow:
-    # what it has submitted would not be known.
-    said = run_command(["sbatch", f"--chdir={folder}", str(path)], timeout=None)
-    if (submitted := re.search(r"job (\d+)", said)) is None:
-        raise SlurmError(f"sbatch: no id of a job in its answer: {error_text(said)}")
-    return submitted[1]
+def _flag_of(line: str) -> str:
+    match = re.match(r"#SBATCH --([a-z0-9-]+)", line)
+    return match[1] if match else ""
+
+
+def _submitted(executor: Any, command: str) -> str:
+    from submitit.core.utils import FailedSubmissionError
+
+    try:
+        return str(executor._submit_command(command))
+    except FailedSubmissionError as error:
+        raise SlurmError(f"sbatch: {error_text(str(error))}") from None
 
 
 _KEYS = (

@@ -213,4 +213,4 @@ def array_script(experiment: Experiment, site: Site, array: PlannedArray) -> str
     """The script that an array would be submitted with."""
     name, code = job_name(experiment, Path("NAME"), "1"), snapshot.code_hash()
     job = _batch_job(experiment, site, array, name=name, code=code, manifest="array-1.json")
-    return sbatch.array_script(site, job)
+    return sbatch.array_script(site, experiment.submissions.absolute(), job)

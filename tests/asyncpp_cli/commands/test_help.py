@@ -21,7 +21,7 @@ from asyncpp_cli.main import app
 from optimizers import NAMES
 
 SLOW = {
-    *("torch", "polars", "matplotlib", "pytorch_optimizer"),
+    *("torch", "submitit", "polars", "matplotlib", "pytorch_optimizer"),
     *("tensorboard", "wandb", "tokenizers", "zstandard"),
 }
 

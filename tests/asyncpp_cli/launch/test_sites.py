@@ -192,7 +192,7 @@ def test_the_script_has_what_the_site_adds_and_lacks_what_it_removes(
     )
     shape = shape_of(config(stages=8), site, replay=False)
     job = BatchJob(name="asyncpp-e-1", shape=shape, tasks=7, at_once=3, code="c0de", manifest="array-1.json")
-    script = array_script(site, job)
+    script = array_script(site, tmp_path, job)
     flags = dict(
         line.removeprefix("#SBATCH --").partition("=")[::2]
         for line in script.splitlines()
@@ -242,13 +242,13 @@ def test_a_job_ends_where_a_line_of_its_setup_fails(
 ) -> None:
     site = site_of(own_profiles, json.dumps({"setup": setup, "environment": {"A": "b"}}))
     job = BatchJob(name="a", shape=shape_of(config(stages=2), site, replay=False), tasks=1, code="c0de")
-    done = begun(array_script(site, job), tmp_path, "echo ran")
+    done = begun(array_script(site, tmp_path, job), tmp_path, "echo ran")
     assert (done.output, done.code) == (("", 1) if failed else ("ran\n", 0))
     said = done.errors.strip()
     assert said.startswith(f"{failed} (setup of the site) failed with exit code ") if failed else said == ""
     # A variable that bash does not set is as good as a line that fails.
     site = site_of(own_profiles, "environment: {UID: 5}")
-    done = begun(array_script(site, job), tmp_path, "echo ran")
+    done = begun(array_script(site, tmp_path, job), tmp_path, "echo ran")
     assert (done.output, done.code) == ("", 1)
     assert "setting UID (environment of the site) failed with exit code 1" in done.errors
 
