@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from asyncpp_cli.report.analysis.cells import CellResult
@@ -39,15 +39,24 @@ _MOST_VALUES = 5
 
 def conditions(runs: Iterable[RunResult]) -> dict[str, list[Any]]:
     """For each condition its distinct values over the runs, in order of appearance; empty if unknown."""
-    known: dict[str, list[Any]] = {name: [] for name in (*GEOMETRY_KEYS, *MACHINE_FIELDS)}
+    found = []
     for run in runs:
         config, start = run.config or {}, run.measurement.start or {}
         values = {name: config.get(key) for name, key in GEOMETRY_KEYS.items()}
         values |= {name: start.get(name) for name in MACHINE_FIELDS}
-        for name, value in values.items():
-            if value is not None and value not in known[name]:
-                known[name].append(value)
-    return known
+        found.append({name: value for name, value in values.items() if value is not None})
+    return {name: [] for name in (*GEOMETRY_KEYS, *MACHINE_FIELDS)} | distinct(found)
+
+
+def distinct(mappings: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The distinct values of each key, in order of appearance."""
+    values: dict[str, list[Any]] = {}
+    for mapping in mappings:
+        for key, value in mapping.items():
+            known = values.setdefault(key, [])
+            if value not in known:
+                known.append(value)
+    return values
 
 
 def conditions_lines(cells: Sequence[CellResult]) -> list[str]:

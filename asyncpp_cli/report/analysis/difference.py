@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from asyncpp_cli.report.analysis.conditions import MACHINE_FIELDS, conditions
+from asyncpp_cli.report.analysis.conditions import MACHINE_FIELDS, conditions, distinct
 from asyncpp_cli.report.load.run import RunResult
 
 
@@ -20,21 +20,10 @@ def difference(a: Sequence[RunResult], b: Sequence[RunResult]) -> dict[str, Any]
     """
     of_a, of_b = conditions(a), conditions(b)
     return {
-        "settings": _differing(_settings(a), _settings(b)),
+        "settings": _differing(*(distinct(run.config or {} for run in side) for side in (a, b))),
         "conditions": _differing(*({name: of[name] for name in MACHINE_FIELDS} for of in (of_a, of_b))),
         "losses": _losses(a, b),
     }
-
-
-def _settings(runs: Sequence[RunResult]) -> dict[str, list[Any]]:
-    """The distinct values of each configuration key, in order of appearance."""
-    values: dict[str, list[Any]] = {}
-    for run in runs:
-        for key, value in (run.config or {}).items():
-            known = values.setdefault(key, [])
-            if value not in known:
-                known.append(value)
-    return values
 
 
 def _differing(a: Mapping[str, list[Any]], b: Mapping[str, list[Any]]) -> dict[str, Any]:

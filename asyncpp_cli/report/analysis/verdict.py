@@ -129,15 +129,11 @@ class Verdict:
     def sentence(self) -> str:
         """The verdict in one sentence."""
         reached = f"the loss of {_named(self.synchronous)} ({_steps(self.synchronous):,} steps)"
-        if self.reason is not None:
+        if self.steps is None or self.speed is None or self.time is None or self.fastest is None:
             command = f" {self._command}" if self.setting is not None or self.unfinished else ""
             return (
                 f"Not answered: whether {self.delayed_name} reaches {reached} sooner: {self.reason}.{command}"
             )
-        assert self.steps is not None
-        assert self.speed is not None
-        assert self.time is not None
-        assert self.fastest is not None
         bounds = f" ({self.interval[0]:.2f} to {self.interval[1]:.2f})" if self.interval else ""
         ends = [
             f"{'?' if bound is None else format(bound, '.2f')}" for bound in (self.steps.low, self.steps.high)
@@ -152,22 +148,19 @@ class Verdict:
             text = f"{text}. {busy}"
         if self.answer != UNDECIDED:
             return f"{self.answer.capitalize()}: {text}."
-        return f"The runs cannot tell: {text}. {self._remedy}"
+        return f"The runs cannot tell: {text}. {self._remedy(self.steps, self.speed)}"
 
-    @property
-    def _remedy(self) -> str:
-        assert self.steps is not None
-        assert self.speed is not None
+    def _remedy(self, steps: StepsRatio, speed: Speed) -> str:
         if self.unfinished:
             return f"{self.unfinished:,} of the runs are not complete: {self._command}"
         if self.setting is not None:
             why = "The losses between the lengths are not known well enough"
-            if len(self.steps.seeds) < FEW_SEEDS:
+            if len(steps.seeds) < FEW_SEEDS:
                 why = "Two seeds say little"
-            elif self.steps.low is None or self.steps.high is None:
+            elif steps.low is None or steps.high is None:
                 why = "The interval reaches beyond the lengths of the runs"
             return f"{why}: {self._command}"
-        if self.speed.logarithm is None:
+        if speed.logarithm is None:
             return "The speed has fewer than two pairs of runs with one seed: measure that of more seeds."
         seeds = self.seeds_to_decide
         if seeds is None:
