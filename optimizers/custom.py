@@ -21,6 +21,13 @@ from optimizers.options import Value
 
 SAVED_SCALARS = (bool, int, float, str, type(None))
 """Types of state that a checkpoint holds, in addition to tensors."""
+SAVED_DTYPES = frozenset(
+    {
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+    }
+)
+"""Types of tensors that a checkpoint holds."""
 
 _LR, _WEIGHT_DECAY = 1e-3, 0.1
 """Settings of the optimizers that are built to be checked or measured."""
@@ -38,6 +45,19 @@ _SMALL_SIDE = 64
 
 class OptimizerError(ValueError):
     """What `optimizer.name` names cannot be used."""
+
+
+def unsaved(value: object) -> str | None:
+    """What a value of an optimizer's state is, where a checkpoint cannot hold it; None where it can."""
+    if isinstance(value, Tensor):
+        if value.layout is not torch.strided:
+            return f"a tensor of layout {value.layout}"
+        return None if value.dtype in SAVED_DTYPES else f"a tensor of {value.dtype}"
+    # Not a class derived from one of these: `numpy.float64` is a float, and would come back as another type.
+    kind = type(value)
+    if kind in SAVED_SCALARS:
+        return None
+    return f"a {kind.__name__}" if kind.__module__ == "builtins" else f"a {kind.__module__}.{kind.__name__}"
 
 
 def build_custom(
@@ -186,12 +206,22 @@ def _saved(name: str, optimizer: torch.optim.Optimizer, parameter: Tensor) -> di
     for key, value in state.items():
         if not isinstance(key, str) or "/" in key:
             raise OptimizerError(f"{name} keeps state called {key!r}, must be text without a slash")
-        if not isinstance(value, (Tensor, *SAVED_SCALARS)):
+        if (what := unsaved(value)) is not None:
             raise OptimizerError(
-                f"{name} keeps {key}, a {type(value).__name__}, which cannot be saved; accepted: tensors, "
-                "numbers, text"
+                f"{name} keeps {key}, {what}, which cannot be saved; accepted: tensors, numbers, text"
             )
+        for other, which in ((parameter, "parameter"), (parameter.grad, "gradient")):
+            if isinstance(value, Tensor) and other is not None and _same_memory(value, other):
+                raise OptimizerError(
+                    f"{name} keeps {key}, the {which} itself, which the next step overwrites; accepted: a "
+                    f"copy ({which}.clone())"
+                )
     return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
+
+
+def _same_memory(first: Tensor, second: Tensor) -> bool:
+    one, other = (tensor.untyped_storage().data_ptr() for tensor in (first, second))
+    return one == other != 0
 
 
 def _described(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optimizers.custom import SAVED_SCALARS
+from optimizers.custom import SAVED_SCALARS, OptimizerError, unsaved
 from stages.checkpoint.files import (
     CheckpointError,
     CorrectionState,
@@ -28,7 +28,7 @@ from stages.checkpoint.files import (
     StageRecord,
     Value,
 )
-from stages.checkpoint.tensors import SAFETENSORS_DTYPES, Form, row_form
+from stages.checkpoint.tensors import Form, row_form
 from stages.shape.head import split_name, whole_name
 from stages.update.optimizer_step import StageState, UpdateState
 
@@ -49,7 +49,8 @@ def pack(state: StageState, versions: Sequence[int]) -> tuple[dict[str, Tensor],
 
     Raises:
         RuntimeError: gradients wait for an update, so this is no drain.
-        TypeError: the state of the optimizer or the correction contains something that cannot be saved.
+        OptimizerError: the state of the optimizer contains something that cannot be saved.
+        TypeError: that of the correction does.
     """
     weights = state.weights
     if any(buffer.versions for buffer in weights.gradients):
@@ -61,12 +62,12 @@ def pack(state: StageState, versions: Sequence[int]) -> tuple[dict[str, Tensor],
         tensors[f"master/{name}"] = parameter.detach()
         kept = {} if optimizer is None else optimizer.state.get(parameter, {})
         for key, value in kept.items():
-            if isinstance(value, Tensor) and value.dtype in SAFETENSORS_DTYPES:
+            if (what := unsaved(value)) is not None:
+                raise OptimizerError(f"the optimizer keeps {key} of {name}, {what}, which cannot be saved")
+            if isinstance(value, Tensor):
                 tensors[f"optimizer/{name}/{key}"] = value.detach()
-            elif isinstance(value, SAVED_SCALARS):
-                others.setdefault(name, {})[key] = value
             else:
-                raise TypeError(f"the optimizer keeps {key}, {_described(value)}, which cannot be saved")
+                others.setdefault(name, {})[key] = value
     for version in versions:
         for name, member in zip(names, weights.owned_members(weights.replica_of(version)), strict=True):
             tensors[f"version/{version}/{name}"] = member.detach()
@@ -135,7 +136,8 @@ class Saved:
 
         Raises:
             CheckpointError: the saved state is not what the stage has after as many steps: a tensor or a
-                scalar is missing, one too many, or has another shape or type.
+                scalar is missing, one too many, or has another shape or type. The state of a user's own
+                optimizer is taken as it was saved: what it keeps may change with its steps.
         """
         weights = state.weights
         into: dict[str, Tensor] = {}
@@ -149,7 +151,10 @@ class Saved:
         names, parameters = weights.master.names, weights.master.parameters
         for name, parameter, own in zip(names, parameters, expected.optimizer, strict=True):
             into[f"master/{name}"] = parameter.detach()
-            into.update(self._optimizer_targets(name, own, closed=expected.closed))
+            if expected.closed:
+                into.update(self._optimizer_targets(name, own))
+            else:
+                into.update(self._own_targets(name, own, parameter.device))
         if names:
             into.update(self._correction_targets(state, expected))
         for key, tensor in into.items():
@@ -158,9 +163,7 @@ class Saved:
                 raise CheckpointError(f"{key} was saved as {shown(saved)}, this run has {shown(wanted)}")
         return into
 
-    def _optimizer_targets(
-        self, name: str, expected: Mapping[str, Any], *, closed: bool
-    ) -> Iterator[tuple[str, Tensor]]:
+    def _optimizer_targets(self, name: str, expected: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         tensors, scalars = set(self._optimizer_keys.get(whole_name(name), ())), self._scalars(name)
         for key, value in expected.items():
             path = f"optimizer/{name}/{key}"
@@ -168,13 +171,24 @@ class Saved:
                 yield path, value
             elif key not in scalars or type(scalars[key]) is not type(value):
                 raise CheckpointError(f"{path} is not in it as {_described(value)}")
-        for key in sorted((tensors | scalars.keys()) - expected.keys()):
-            path = f"optimizer/{name}/{key}"
-            if closed:
-                raise CheckpointError(f"{path} is in it, which the optimizer of this run does not keep")
-            if key in tensors:
-                shape, dtype = self._form(path)
-                yield path, torch.empty(shape, dtype=dtype)
+        if unknown := (tensors | scalars.keys()) - expected.keys():
+            raise CheckpointError(
+                f"optimizer/{name}/{min(unknown)} is in it, which the optimizer of this run does not keep"
+            )
+
+    def _own_targets(
+        self, name: str, expected: Mapping[str, Any], device: torch.device
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Tensors for all that a user's own optimizer has saved of a parameter: of the layout and on the
+        device that its first steps give them, if these make some of the same form."""
+        for key in self._optimizer_keys.get(whole_name(name), ()):
+            path, made = f"optimizer/{name}/{key}", expected.get(key)
+            shape, dtype = self._form(path)
+            if isinstance(made, Tensor) and (made.shape, made.dtype) == (shape, dtype):
+                yield path, torch.empty_like(made)
+            else:
+                # Step counts that no step of this process has made stay on the CPU.
+                yield path, torch.empty(shape, dtype=dtype, device=device if shape else "cpu")
 
     def _correction_targets(self, state: StageState, expected: UpdateState) -> dict[str, Tensor]:
         master = state.weights.master
@@ -196,12 +210,10 @@ class Saved:
         if optimizer is None:
             return
         names, parameters = master.names, master.parameters
-        for name, parameter, own in zip(names, parameters, expected.optimizer, strict=True):
+        for name, parameter in zip(names, parameters, strict=True):
             kept: dict[str, Any] = dict(self._scalars(name))
             for key in self._optimizer_keys.get(whole_name(name), ()):
-                tensor = read[f"optimizer/{name}/{key}"]
-                # Step counts that no step of this process has made stay on the CPU.
-                kept[key] = tensor if key in own or tensor.ndim == 0 else tensor.to(parameter.device)
+                kept[key] = read[f"optimizer/{name}/{key}"]
             if kept:
                 optimizer.state[parameter] = kept
         device = parameters[0].device

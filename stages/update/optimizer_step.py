@@ -162,8 +162,8 @@ class StageUpdate:
         master = weights.master.parameters
         optimizer, correction = self._new_optimizer(), self._new_correction()
         correction = self._averaged(correction) or correction
-        with self._made_up_gradients(), torch.no_grad():
-            for _ in range(min(updates, STEPS_TO_FULL_STATE)):
+        for _ in range(min(updates, STEPS_TO_FULL_STATE)):
+            with self._made_up_gradients(), torch.no_grad():
                 correction.update(
                     optimizer=optimizer, master=master, replica=weights.owned_members(weights.replicas[0])
                 )

@@ -93,6 +93,7 @@ def no_module(config, context):
 """
 
 OPTIMIZERS = """
+import numpy
 import torch
 from my_optimizers import RowNormalized
 
@@ -137,6 +138,46 @@ class Asking(RowNormalized):
             for parameter in group["params"]:
                 if parameter.grad.abs().max().item() >= 0:
                     self.state[parameter].setdefault("sum", torch.zeros_like(parameter)).add_(parameter.grad)
+
+class Each(RowNormalized):
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.update(parameter, parameter.grad, self.state[parameter], group["lr"])
+
+class Changing(Each):
+    # What it keeps is of another form after three steps, and no gradient is left.
+    def update(self, parameter, gradient, state, lr):
+        state["count"] = count = state.get("count", 0) + (1 if "half" in state else 0.5)
+        state.setdefault("anchor", None)
+        state["spread"] = gradient.mean().expand(parameter.shape)
+        if count < 1.5:
+            state["first"] = gradient.clone()
+        else:
+            state.pop("first", None)
+            state["half"] = 1
+            state["anchor"] = parameter.clone() if state["anchor"] is None else state["anchor"] * 0.9
+        parameter.add_(state.get("first", gradient) + state["spread"], alpha=-lr / (1 + count))
+        if state["anchor"] is not None:
+            parameter.lerp_(state["anchor"], 0.01)
+
+    def step(self):
+        super().step()
+        self.zero_grad()
+
+class Complex(Each):
+    def update(self, parameter, gradient, state, lr):
+        state["phase"] = gradient.to(torch.complex64)
+
+class Numpy(Each):
+    def update(self, parameter, gradient, state, lr):
+        state["scale"] = numpy.float64(2)
+
+class Keeping(Each):
+    def update(self, parameter, gradient, state, lr):
+        parameter.add_(gradient - state.get("last", 0), alpha=-lr)
+        state["last"] = gradient
 """
 
 SCHEDULES = """
@@ -233,6 +274,7 @@ def examples() -> Iterator[RunConfig]:
     yield with_model()
     yield with_optimizer()
     yield with_optimizer(stages=1, data=2)
+    yield with_optimizer("bad_optimizers:Changing", coefficient=1.0)
     yield from map(with_schedule, ("my_schedules:gpipe", "my_schedules:delayed_gpipe", "further:eager"))
 
 
@@ -247,9 +289,12 @@ def test_processes_compute_the_bits_of_replay() -> None:
         assert losses[-1] < losses[0] - 0.05
 
 
-@pytest.mark.parametrize("number", range(6))
-def test_they_go_on_to_the_same_bits(number: int, tmp_path: Path) -> None:
-    replay_twice(saving([*examples()][number]), tmp_path / "c", step=2)
+@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("step", [2, 4])
+def test_they_go_on_to_the_same_bits(number: int, step: int, tmp_path: Path) -> None:
+    config = saving([*examples()][number])
+    config.train.steps = 6
+    replay_twice(config, tmp_path / "c", step=step)
 
 
 def test_names_and_first_weights_of_a_model_do_not_depend_on_the_cut() -> None:
@@ -333,6 +378,9 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("optimizer.name", "bad_optimizers:leaving", r"fails \(SystemExit: 0\)"),
     ("optimizer.name", "bad_optimizers:Failing", r"fails in a step \(RuntimeError: no kernel for this\)"),
     ("optimizer.name", "bad_optimizers:Listing", "keeps history, a list, which cannot be saved"),
+    ("optimizer.name", "bad_optimizers:Complex", "keeps phase, a tensor of torch.complex64, which cannot be"),
+    ("optimizer.name", "bad_optimizers:Numpy", "keeps scale, a numpy.float64, which cannot be saved"),
+    ("optimizer.name", "bad_optimizers:Keeping", r"keeps last, the gradient itself.*gradient.clone\(\)"),
     ("optimizer.name", "bad_optimizers:Shared", "keeps state that is of no parameter"),
     ("optimizer.name", "bad_optimizers:Counting", "steps differently after a checkpoint"),
     ("schedule.name", "further:missing", "cannot be imported"),
