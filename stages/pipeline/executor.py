@@ -105,7 +105,7 @@ class RankExecutor:
         self._updates.rehearse(programs)
 
     def capture(self, programs: Sequence[Program], *, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Capture CUDA graphs of the rank's stages, but for shards of the head, after `rehearse`.
+        """Capture CUDA graphs of the rank's stages, but for shards of the head, before `rehearse`.
 
         Args:
             programs: of the run's segments, one of each kind.

@@ -31,9 +31,10 @@ def warm_up_ranks(ranks: Sequence[Rank], config: RunConfig, *, device: torch.dev
         for state in rank.stages.values():
             for split in [False] * (Op.BACKWARD in ops) + [True] * (Op.BACKWARD_WEIGHT in ops):
                 warm_up(state, config, split=split, device=device)
-        rank.executor.rehearse(programs)
         if config.train.cuda_graphs:
+            # Before the rehearsal: capturing gives back all memory that torch keeps, pinned memory too.
             rank.executor.capture(programs, shape=activation_shape(config), dtype=dtypes(config).replica)
+        rank.executor.rehearse(programs)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - started
