@@ -101,6 +101,9 @@ class MadeUpNeighbours:
     def send(self, message: Message, tensor: Tensor) -> None:
         pass
 
+    def send_all(self, messages: Sequence[Message], tensor: Tensor) -> None:
+        pass
+
     def arrived(self, message: Message) -> bool:
         return True
 

@@ -54,6 +54,11 @@ two GPUs, on which `NCCL_MAX_CTAS` may bound it further.
 """
 
 
+STAR_CTAS = 16
+"""The same of a communicator between one rank and all others, whose messages of a micro-batch are one launch:
+as many blocks as the open receives of a V have together. Not measured either."""
+
+
 class Refused(NamedTuple):
     """A variable, some of whose values hang several ranks on GPUs."""
 
@@ -187,13 +192,14 @@ def check_precision(device: torch.device, precision: str) -> None:
         )
 
 
-def set_up_link(options: Any) -> None:
-    """Set the options of a NCCL communicator that carries one channel.
+def set_up_link(options: Any, *, ranks: int) -> None:
+    """Set the options of a NCCL communicator that carries messages.
 
     Args:
         options: a `torch.distributed.ProcessGroupNCCL.Options`.
+        ranks: of the communicator.
     """
-    options.config.max_ctas = LINK_CTAS
+    options.config.max_ctas = LINK_CTAS if ranks == 2 else STAR_CTAS
     # Messages get SMs before compute, since the other stage waits for them.
     options.is_high_priority_stream = True
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise, product
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -68,6 +69,9 @@ class Links(Protocol):
     def send(self, message: Message, tensor: Tensor) -> None:
         """Send without blocking. `tensor` must not be written afterwards."""
 
+    def send_all(self, messages: Sequence[Message], tensor: Tensor) -> None:
+        """Send one tensor as all of these messages of an action, as `send` does."""
+
     def arrived(self, message: Message) -> bool:
         """Whether the message can be received now; called only where `waits` is false."""
 
@@ -103,6 +107,9 @@ class InProcessLinks:
     def send(self, message: Message, tensor: Tensor) -> None:
         self._mail[message] = tensor
 
+    def send_all(self, messages: Sequence[Message], tensor: Tensor) -> None:
+        self._mail |= dict.fromkeys(messages, tensor)
+
     def arrived(self, message: Message) -> bool:
         return message in self._mail
 
@@ -122,6 +129,21 @@ class _Channel(NamedTuple):
     kind: Kind
     incoming: bool
     """Whether this end receives."""
+
+
+class _Launch:
+    """Messages of a communicator that begin in one launch, beside each other; whoever waits for one of them
+    waits for all."""
+
+    def __init__(self) -> None:
+        self.work: Work | None = None
+
+    def is_completed(self) -> bool:
+        return self.work is not None and self.work.is_completed()
+
+    def wait(self) -> object:
+        assert self.work is not None
+        return self.work.wait()
 
 
 class _End(NamedTuple):
@@ -163,6 +185,8 @@ class DistributedLinks:
         common_step: bool,
     ) -> None:
         self._device = process.device
+        self._launches_together = process.device_waits
+        self._launch: _Launch | None = None
         self._rank = members.index(process.rank)
         self._members = members
         self._rank_of_stage = program.rank_of_stage
@@ -184,6 +208,8 @@ class DistributedLinks:
         self.waited_for: Callable[[], Waiting] | None = None
         """See `Links`."""
         self._posted: dict[_Channel, dict[Message, tuple[Tensor, Work, Place]]] = {}
+        self._from_all: Sequence[_Channel] = ()
+        """Channels from all other ranks, of whose messages this one needs all at once."""
         self.most_message_bytes = 0
         """See `Links`."""
         self._sent: dict[_Channel, deque[tuple[Tensor, Work]]] = {}
@@ -277,6 +303,7 @@ class DistributedLinks:
                 else:
                     self._unsent[_Channel(destination, message.kind, incoming=False)] += 1
         self._posted = {channel: {} for channel in self._to_post}
+        self._from_all = [channel for channel in self._to_post if channel.kind is Kind.PART]
         self._sent = {channel: deque() for channel in self._unsent}
         self._released = Counter()
         self.passed(0)
@@ -284,18 +311,42 @@ class DistributedLinks:
     def passed(self, place: Place) -> None:
         self._place = place
         for channel in self._to_post:
-            self._post_ahead(channel)
+            if channel not in self._from_all:
+                self._post_ahead(channel)
+        # One micro-batch after the other, each from all ranks at once.
+        while ready := list(filter(self._may_post, self._from_all)):
+            with self._in_one_launch(ready[0].kind):
+                for channel in ready:
+                    self._post(channel)
+
+    def _may_post(self, channel: _Channel) -> bool:
+        to_post, posted = self._to_post[channel], self._posted[channel]
+        return len(to_post) > 0 and len(posted) < POSTED_AHEAD and to_post[0][0] <= self._place
 
     def _post_ahead(self, channel: _Channel) -> None:
-        to_post, posted = self._to_post[channel], self._posted[channel]
-        while to_post and len(posted) < POSTED_AHEAD and to_post[0][0] <= self._place:
+        while self._may_post(channel):
             self._post(channel)
+
+    @contextmanager
+    def _in_one_launch(self, kind: Kind) -> Iterator[None]:
+        """A block whose messages of one kind begin together, where NCCL would have each wait for the one
+        before it."""
+        if kind not in IN_ONE or not self._launches_together:
+            yield
+            return
+        nccl: Any = next(end.communicator for channel, end in self._ends.items() if channel.kind is kind)
+        self._launch = launch = _Launch()
+        nccl._start_coalescing()
+        yield
+        launch.work = nccl._end_coalescing()
+        self._launch = None
 
     def _post(self, channel: _Channel) -> None:
         _, message = self._to_post[channel].popleft()
         buffer = torch.empty(self._shapes[channel.kind], dtype=self._dtype, device=self._device)
         communicator, peer = self._ends[channel]
         work = communicator.recv([buffer], peer, 0)
+        work = self._launch or work
         self._posted[channel][message] = (buffer, work, self._place)
         self._count()
 
@@ -304,6 +355,13 @@ class DistributedLinks:
         for channels in (self._posted, self._sent):
             held += sum(self._bytes[channel.kind] * len(messages) for channel, messages in channels.items())
         self.most_message_bytes = max(self.most_message_bytes, held)
+
+    def send_all(self, messages: Sequence[Message], tensor: Tensor) -> None:
+        for kind in dict.fromkeys(message.kind for message in messages):
+            own = [message for message in messages if message.kind is kind]
+            with self._in_one_launch(kind) if len(own) > 1 else nullcontext():
+                for message in own:
+                    self.send(message, tensor)
 
     def send(self, message: Message, tensor: Tensor) -> None:
         peer = self._rank_of_stage[message.destination]
@@ -319,6 +377,7 @@ class DistributedLinks:
     def _send(self, channel: _Channel, tensor: Tensor) -> None:
         communicator, peer = self._ends[channel]
         work = communicator.send([tensor], peer, 0)
+        work = self._launch or work
         self._sent[channel].append((tensor, work))
         self._unsent[channel] -= 1
         self._count()
@@ -347,7 +406,8 @@ class DistributedLinks:
         for kind, count in self._acknowledged.get(message, ()):
             outgoing = _Channel(peer, kind, incoming=False)
             self._release_sends(outgoing, keep=self._released[outgoing] + len(self._sent[outgoing]) - count)
-        self._post_ahead(channel)
+        if channel not in self._from_all:
+            self._post_ahead(channel)
         return buffer
 
     def finish(self) -> None:

@@ -115,7 +115,7 @@ class Process:
         options.group_name = name
         options.global_ranks_in_group = list(ranks)
         if link:
-            set_up_link(options)
+            set_up_link(options, ranks=size)
         nccl = dist.ProcessGroupNCCL(PrefixStore(name, self.store), rank, size, options)
         # Without this the first operation would create the communicator and wait for the other ranks. The
         # connections themselves are made before the first segment (`Links.connect`).

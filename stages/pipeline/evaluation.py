@@ -148,8 +148,7 @@ def evaluate(
         # A shard of embedding and head is one module under two names.
         once = isinstance(module.head, HeadShard)
         output = functional_call(module, weights[action.stage], (given, routing), asked, tie_weights=not once)
-        for message in outgoing:
-            links.send(message, output)
+        links.send_all(outgoing, output)
         if not outgoing:
             losses[action.microbatch] = output.double()
     if program.loss_stage not in stages:

@@ -243,8 +243,7 @@ class RankExecutor:
                 routing=routing,
             )
             loads = [load.detach() for load in routing.loads.values()]
-        for message in outgoing:
-            self._links.send(message, output)
+        self._links.send_all(outgoing, output)
         if not outgoing:
             self._losses.append(output)
         replica.pending_backwards += 1
@@ -267,9 +266,7 @@ class RankExecutor:
             saved.passed.backward(gradient, whole=whole)
         onward = [message for message in sent(action, self._program) if message.kind is not Kind.SUMS]
         if onward:
-            of_input = saved.passed.input_gradient()
-            for message in onward:
-                self._links.send(message, of_input)
+            self._links.send_all(onward, saved.passed.input_gradient())
         saved.replica.pending_backwards -= 1
         if not saved.passed.is_split:
             weights.gradient_buffer.count(saved.version, saved.loads)
@@ -297,9 +294,8 @@ class RankExecutor:
             return None
         merged = merge_parts(tensors, scale=1 / self._loss_share)
         self._losses.append(merged.loss)
-        for message in sent(action, self._program):
-            if message.kind is Kind.SUMS:
-                self._links.send(message, merged.sums)
+        to_shards = [message for message in sent(action, self._program) if message.kind is Kind.SUMS]
+        self._links.send_all(to_shards, merged.sums)
         return merged.gradient
 
     def _head(self, action: Action) -> Iterator[None]:

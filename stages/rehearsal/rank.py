@@ -339,6 +339,8 @@ class _Silent:
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
+        self._together: list[Tensor] | None = None
+        """Received since `_start_coalescing`."""
 
     def send(self, tensors: list[Tensor], to: int, tag: int, /) -> _Done:
         self._watch.label(tensors, "messages")
@@ -346,6 +348,8 @@ class _Silent:
 
     def recv(self, tensors: list[Tensor], source: int, tag: int, /) -> _Done:
         self._watch.label(tensors, "messages")
+        if self._together is not None:
+            self._together += tensors
         return _Done(self._watch, tensors)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> _Done:
@@ -361,10 +365,11 @@ class _Silent:
         return _Done()
 
     def _start_coalescing(self) -> None:
-        pass
+        self._together = []
 
     def _end_coalescing(self) -> _Done:
-        return _Done()
+        together, self._together = self._together, None
+        return _Done(self._watch, together)
 
 
 class _Done:

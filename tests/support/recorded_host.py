@@ -184,6 +184,21 @@ class _RecordedWork:
         return None
 
 
+class _RecordedWorks:
+    """Operations that were begun in one launch."""
+
+    def __init__(self, works: Sequence[_RecordedWork]) -> None:
+        self._works = works
+
+    def is_completed(self) -> bool:
+        return False
+
+    def wait(self) -> object:
+        for work in self._works:
+            work.wait()
+        return None
+
+
 class _RecordedCommunicator:
     """A communicator that exchanges nothing; received tensors are zero."""
 
@@ -193,10 +208,13 @@ class _RecordedCommunicator:
         self._ranks = ranks
         self._coalesced: list[tuple[Tensor, bool]] | None = None
         """Broadcast runs, and whether this rank owns them, since `_start_coalescing`."""
+        self._messages: list[_RecordedWork] = []
+        """Likewise: messages, which the model has follow each other; NCCL has them progress beside each
+        other."""
 
     def _begin(
         self, kind: str, given: Sequence[Tensor], into: Sequence[Tensor] = (), peer: int | None = None
-    ) -> Work:
+    ) -> _RecordedWork:
         process = self._process
         number = next(process.numbers)
         peer_rank = None if peer is None else self._ranks[peer]
@@ -213,11 +231,17 @@ class _RecordedCommunicator:
                     process.uses.use(tensor, self._name, writes=writes, by=kind)
         return _RecordedWork(number, process, [*given, *into])
 
-    def send(self, tensors: list[Tensor], to: int, tag: int, /) -> Work:
-        return self._begin("send", tensors, peer=to)
+    def send(self, tensors: list[Tensor], to: int, tag: int, /) -> Any:
+        return self._message(self._begin("send", tensors, peer=to))
 
-    def recv(self, tensors: list[Tensor], source: int, tag: int, /) -> Work:
-        return self._begin("recv", (), tensors, peer=source)
+    def recv(self, tensors: list[Tensor], source: int, tag: int, /) -> Any:
+        return self._message(self._begin("recv", (), tensors, peer=source))
+
+    def _message(self, work: _RecordedWork) -> _RecordedWork | None:
+        if self._coalesced is None:
+            return work
+        self._messages.append(work)
+        return None
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> Work:
         return self._begin("allgather", inputs, outputs[0])
@@ -233,6 +257,9 @@ class _RecordedCommunicator:
 
     def _end_coalescing(self) -> Work:
         runs, self._coalesced = self._coalesced, None
+        messages, self._messages = self._messages, []
+        if messages:
+            return _RecordedWorks(messages)
         assert runs
         return self._begin(
             "broadcasts", [run for run, own in runs if own], [run for run, own in runs if not own]

@@ -21,6 +21,7 @@ from stages.comm import handshake
 from stages.comm.device_settings import (
     ENVIRONMENT,
     LINK_CTAS,
+    STAR_CTAS,
     DeviceSettingError,
     check_environment,
     check_precision,
@@ -77,8 +78,9 @@ def test_several_ranks_are_refused_where_the_host_would_wait_for_the_device(
 
 def test_links_take_few_multiprocessors_and_go_first() -> None:
     options = SimpleNamespace(config=SimpleNamespace(max_ctas=32), is_high_priority_stream=False)
-    set_up_link(options)
-    assert (options.config.max_ctas, options.is_high_priority_stream) == (LINK_CTAS, True)
+    for ranks, most in ((2, LINK_CTAS), (8, STAR_CTAS)):
+        set_up_link(options, ranks=ranks)
+        assert (options.config.max_ctas, options.is_high_priority_stream) == (most, True)
 
 
 def test_float32_is_not_rounded_whatever_an_image_sets(monkeypatch: pytest.MonkeyPatch) -> None:

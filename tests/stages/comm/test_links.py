@@ -84,7 +84,9 @@ class Instant:
 
 def counted(program: Program, rank: int) -> int:
     """What a rank's links count while the rank performs its actions, as the executor does."""
-    process: Any = SimpleNamespace(device=torch.device("cpu"), rank=rank, link=lambda *_: Instant())
+    process: Any = SimpleNamespace(
+        device=torch.device("cpu"), device_waits=False, rank=rank, link=lambda *_: Instant()
+    )
     links = DistributedLinks(
         process,
         program,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
+from support import recorded_host
 from support.recorded_host import record
 from support.small_runs import small_config, with_experts
 from support.stream_model import (
@@ -139,6 +140,23 @@ def test_owners_broadcast_all_of_their_weights_in_one_operation(monkeypatch: Any
     for events in recording.events:
         kinds = [event.kind for event in events if isinstance(event, Operation)]
         assert sum(kind.startswith("broadcast") for kind in kinds) == updates + connecting
+
+
+def test_what_one_rank_exchanges_with_all_others_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL would have each of the messages wait for the one before it."""
+    sizes: list[int] = []
+
+    class Counted(recorded_host._RecordedWorks):
+        def __init__(self, works: Sequence[Any]) -> None:
+            sizes.append(len(works))
+            super().__init__(works)
+
+    monkeypatch.setattr(recorded_host, "_RecordedWorks", Counted)
+    stages, microbatches, steps = 4, 8, 2
+    settings: dict[str, Any] = {"stages": stages, "microbatches": microbatches, "steps": steps}
+    record(small_config("2bw", **settings, eval_interval=steps, shard_head=True), monkeypatch)
+    kinds = 2  # the hidden states of a micro-batch, and the parts of its gradient
+    assert sizes == [stages - 1] * kinds * microbatches * steps
 
 
 def early_share(recordings: Iterable[Recording]) -> float:
