@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -327,6 +327,7 @@ class VirtualLinks:
     """Links whose messages arrive when they are sent."""
 
     waits = True
+    waited_for = None
     most_message_bytes = 0
 
     def __init__(self, device: Device, shape: tuple[int, ...]) -> None:
@@ -341,6 +342,10 @@ class VirtualLinks:
 
     def send(self, message: Message, tensor: Tensor) -> None:
         self._device.world.messages[message].launch(self._device.now, [self._device.tail()])
+
+    def send_all(self, messages: Sequence[Message], tensor: Tensor) -> None:
+        for message in messages:
+            self.send(message, tensor)
 
     def receive(self, message: Message) -> Tensor:
         self._device.wait_for(self._device.world.messages[message])
