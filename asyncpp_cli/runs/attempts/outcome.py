@@ -128,12 +128,13 @@ def vanished(attempt: Attempt, ranks: int) -> str:
 def _unrecorded_end(attempt: Attempt, rank: int) -> str:
     log = attempt.run.log_file(attempt=attempt.number, rank=rank)
     see = f" (logs/{log.name})" if log.exists() else ""
-    started = bool(attempt.processes(rank))
+    no_room = "no space is left on its disk" if shutil.disk_usage(attempt.folder).free == 0 else ""
     how = "vanished: killed by SIGKILL, or its machine stopped"
-    if not started:
-        how = "never started" + (f": {why}" if (why := _last_line(attempt.startup_log)) else "")
-    if started and shutil.disk_usage(attempt.folder).free == 0:
-        how = "ended without a record: no space is left on its disk"
+    if not attempt.processes(rank):
+        why = _last_line(attempt.startup_log) or no_room
+        how = "never started" + (f": {why}" if why else "")
+    elif no_room:
+        how = f"ended without a record: {no_room}"
     return f"rank {rank} {how}{see}"
 
 

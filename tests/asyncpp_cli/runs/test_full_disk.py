@@ -66,6 +66,13 @@ def test_a_rank_for_which_there_was_no_room_is_not_called_killed(run: Run, small
     filled.unlink()
 
 
+def test_a_rank_that_could_not_start_for_want_of_room_says_so(run: Run, small_disk: Path) -> None:
+    attempt = begin(run)
+    fill(small_disk)
+    status = current_status(run, none_to_come=attempt.number)
+    assert status.reason == "rank 0 never started: no space is left on its disk"
+
+
 @pytest.mark.slow
 def test_a_rank_that_ends_while_its_disk_is_read_only_is_not_called_killed(
     run: Run, small_disk: Path
