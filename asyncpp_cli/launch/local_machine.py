@@ -94,6 +94,11 @@ class LocalJobs:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 supervisor.wait(max(0.0, deadline - time.monotonic()))
 
+    def terminate(self, attempt: Attempt) -> None:
+        """Tell the attempt's supervisor to end its ranks, which save."""
+        if (supervisor := self._supervisors.get(attempt.run.id)) is not None:
+            supervisor.terminate()
+
     def ended_with(self, attempt: Attempt) -> int | None:
         """Exit code of the attempt's supervisor, 0 without one; None: it may still start ranks."""
         supervisor = self._supervisors.get(attempt.run.id)
@@ -347,7 +352,10 @@ class Launcher:
 
     def _end_own(self, reason: str) -> None:
         for attempt, _, _ in self._own.values():
-            attempt.stop(reason)
+            try:
+                attempt.stop(reason)
+            except OSError:  # a full disk
+                self._jobs.terminate(attempt)
         longest = max((task.config.site.grace for _, task, _ in self._own.values()), default=0.0)
         deadline = time.monotonic() + longest + _SECONDS_TO_END
         while self._own and time.monotonic() < deadline:
