@@ -132,6 +132,8 @@ class Supervisor:
         self.taken_over |= is_superseded(self._attempt)
         if not stopped and (stop_signal := self._stop_signal(rank, code)) is not None:
             self._stop(rank, stop_signal)
+        if code != 0:
+            self._exits_seen.setdefault(rank, time.monotonic())  # a full disk does not tell it
         signal_number = -code if code < 0 else None
         record = partial(
             end_rank,
@@ -233,10 +235,11 @@ class Supervisor:
         return any(other.failed and other.rank != rank for other in self._attempt.early_exits)
 
     def _another_exited_long_ago(self, now: float) -> bool:
+        for other in self._attempt.early_exits:
+            self._exits_seen.setdefault(other.rank, now)
         return any(
-            other.rank not in self._children
-            and now - self._exits_seen.setdefault(other.rank, now) > _SECONDS_AFTER_ANOTHER
-            for other in self._attempt.early_exits
+            rank not in self._children and now - seen > _SECONDS_AFTER_ANOTHER
+            for rank, seen in self._exits_seen.items()
         )
 
 

@@ -12,15 +12,16 @@ from threading import Timer
 
 import pytest
 from support.attempts import claimed, fall
-from support.command_line import asyncpp, ran, succeeded
-from support.launches import ONE, sweep
+from support.command_line import ASYNCPP, asyncpp, ran, succeeded
+from support.launches import LONG, ONE, started_process, sweep, wait_for
 from support.privileges import disk, fill
 
+from asyncpp_cli.launch.common import supervisor
 from asyncpp_cli.launch.common.supervisor import Supervisor
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.recorder import RunRecorder
 from asyncpp_cli.runs.attempts.settle import current_status
-from asyncpp_cli.runs.processes import process_id, this_process
+from asyncpp_cli.runs.processes import is_gone, process_id, this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause
 from asyncpp_cli.tune.standing import RunRecord
@@ -71,6 +72,33 @@ def test_a_rank_that_could_not_start_for_want_of_room_says_so(run: Run, small_di
     fill(small_disk)
     status = current_status(run, none_to_come=attempt.number)
     assert status.reason == "rank 0 never started: no space is left on its disk"
+
+
+def test_a_rank_that_fails_on_a_full_disk_is_not_waited_for(
+    run: Run, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can be written that tells the others: their supervisor knows it itself."""
+    monkeypatch.setattr(supervisor, "_SECONDS_AFTER_ANOTHER", 0.0)
+    attempt = claimed(run, processes=2, replay=False, steps=3)
+    fill(small_disk)
+    with subprocess.Popen(["false"]) as failed, subprocess.Popen(["sleep", "60"]) as waiting:
+        children = {0: failed, 1: waiting}
+        began = time.monotonic()
+        Supervisor(attempt, children, size=2, grace=1.0, lease=100.0, received=[]).watch()
+        assert time.monotonic() - began < 30
+
+
+@pytest.mark.slow
+def test_a_launch_that_is_told_to_end_on_a_full_disk_leaves_no_run(tmp_path: Path) -> None:
+    with disk(tmp_path / "disk", megabytes=20) as folder:
+        (run,) = sweep(folder / "e", *LONG, "train.steps=100000", "train.checkpoint_interval=0").runs
+        with started_process([*ASYNCPP, "launch", folder / "e", "--replay"]) as launching:
+            wait_for(lambda: run.status().step > 0, seconds=100)
+            [process] = Attempt(run, 1).processes(0)[:1]
+            fill(folder)
+            launching.terminate()
+            assert launching.wait(timeout=100) == 130
+            assert is_gone(process)
 
 
 @pytest.mark.slow
