@@ -108,7 +108,8 @@ class InProcessLinks:
         self._mail[message] = tensor
 
     def send_all(self, messages: Sequence[Message], tensor: Tensor) -> None:
-        self._mail |= dict.fromkeys(messages, tensor)
+        for message in messages:
+            self.send(message, tensor)
 
     def arrived(self, message: Message) -> bool:
         return message in self._mail
