@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 import resource
 import tempfile
 import time
@@ -98,6 +99,10 @@ class Rehearsal:
         return self.hot_waits + Counter(others)
 
 
+_TWO_DEVICES = re.compile("found (at least two|two different) devices")
+"""In the errors of the versions of torch."""
+
+
 def rehearse_rank(config: RunConfig, *, rank: int, data_rank: int, device: str) -> Rehearsal:
     """Perform one rank's part of a few steps with fake tensors.
 
@@ -130,7 +135,7 @@ def rehearse_rank(config: RunConfig, *, rank: int, data_rank: int, device: str) 
     except UnsupportedFakeTensorException as error:
         watch.note(f"{watch.phase}: torch has no fake form of what it does ({_first_line(error)})")
     except Exception as error:
-        kind = "device" if "found at least two devices" in str(error) else "error"
+        kind = "device" if _TWO_DEVICES.search(str(error)) else "error"
         where = _place(error)
         watch.found(kind, f"{type(error).__name__}: {_first_line(error)}", where=where)
     return Rehearsal(

@@ -182,7 +182,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._number(args[0])
         self._look_for_waits(func, args, kwargs)
         try:
-            out = _FORMS[func](*args) if func in _FORMS else func(*args, **kwargs)
+            out = _FORMS[func](*args, **kwargs) if func in _FORMS else func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             self.found("wait", f"{func}: the size or value of its result is needed by the host")
             raise
@@ -194,7 +194,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             first, second = args[place : place + 2]
             self.flops[self.phase] += 2 * first.numel() * second.shape[-1]
         elif (flops := flop_registry.get(_AS_ON_A_GPU.get(kind, kind))) is not None:
-            self.flops[self.phase] += flops(*args, **kwargs, out_val=out)
+            self.flops[self.phase] += flops(*_with_equal_heads(func, args), **kwargs, out_val=out)
         self._take(out, func, kwargs)
         return out
 
@@ -281,6 +281,18 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live[key] = (storage, size, kind)
 
 
+def _with_equal_heads(func: Any, args: tuple[Any, ...]) -> list[Any]:
+    """Of attention, keys and values with as many heads as the queries: torch 2.11 counts no others."""
+    if "scaled_dot_product" not in func.name():
+        return [*args]
+    shared = [isinstance(each, Tensor) and each.ndim == 4 for each in args]
+    heads = max(each.shape[1] for each, is_shared in zip(args, shared, strict=True) if is_shared)
+    return [
+        each.repeat_interleave(heads // each.shape[1], dim=1) if is_shared else each
+        for each, is_shared in zip(args, shared, strict=True)
+    ]
+
+
 def _rms_norm(x: Tensor, shape: list[int], *_: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty((*x.shape[: x.ndim - len(shape)], 1), dtype=torch.float32)
 
@@ -294,8 +306,10 @@ def _rms_norm_backward(
 _FORMS: dict[Any, Callable[..., Any]] = {
     aten._fused_rms_norm.default: _rms_norm,
     aten._fused_rms_norm_backward.default: _rms_norm_backward,
+    aten.addmm.dtype_out: lambda *_, out, **__: out,
 }
-"""Results of operators that some versions of torch would make on the device of which C++ is told."""
+"""Results of operators that some versions of torch would make on the device of which C++ is told, or cannot
+make with fake tensors."""
 
 
 def told(tensor: FakeTensor) -> torch.device:

@@ -137,4 +137,4 @@ def test_times_of_other_runs_are_refused(other: str, model: Path, measured: Path
 def test_what_is_no_file_of_times_is_refused(model: Path) -> None:
     said = refusal("plan", model, *COMMON, "--gpus", "2", "--profile", "/dev/zero")
     assert "/dev/zero cannot be read (it is not a regular file)" in said
-    assert "a folder; give the name of a file" in refusal("plan", model, *COMMON, "--measure", model.parent)
+    assert "is a folder" in refusal("plan", model, *COMMON, "--measure", model.parent)
