@@ -5,7 +5,7 @@ The function is imported and called; a configuration contains no code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -54,21 +54,35 @@ class OwnStage(Stage):
         self.head = head if cut.has_head else None  # type: ignore[assignment]
         self.rotation = None
         self.run_block = run_as_it_stands
+        if not any(True for _ in self.parameters()):
+            held = ", ".join(f"block {index}" for index in cut.blocks)
+            raise FactoryError(
+                f"{config.factory}: a stage of {held or 'no block'} has no parameters; accepted: at least "
+                "one in each stage (parallel.cut, parallel.stages)"
+            )
 
     def prepare(self, *, device: torch.device, dtype: torch.dtype) -> None:
-        """Fill buffers with the values that the factory computes; on the meta device they have none."""
+        """Fill buffers, and other tensors that modules keep, with the values that the factory computes; on
+        the meta device they have none."""
         self._dtype = dtype
-        if not any(True for _ in self.buffers()):
+        kept = list(self._kept())
+        if not kept:
             return
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             real = type(self)(self.config, self._cut, context=self.context)
-        values = dict(real.named_buffers())
-        for name, _ in list(self.named_buffers()):
-            owner_name, _, leaf = name.rpartition(".")
-            value = values[name].detach().to(device)
-            setattr(
-                self.get_submodule(owner_name), leaf, value.to(dtype) if value.is_floating_point() else value
-            )
+        for owner, name in kept:
+            value = getattr(real.get_submodule(owner), name).detach().to(device)
+            setattr(self.get_submodule(owner), name, value.to(dtype) if value.is_floating_point() else value)
+
+    def _kept(self) -> Iterator[tuple[str, str]]:
+        """Module and name of each buffer, and of each tensor without values that is a mere attribute; not of
+        those computed from parameters, as `torch.nn.utils.weight_norm` has them."""
+        for owner, module in self.named_modules():
+            for name, _ in module.named_buffers(recurse=False):
+                yield owner, name
+            for name, value in vars(module).items():
+                if isinstance(value, Tensor) and value.is_meta and value.is_leaf:
+                    yield owner, name
 
     def forward(
         self,
@@ -128,6 +142,8 @@ def _factory(named: str) -> Factory:
         factory: Factory = import_named(named)
     except (ImportError, AttributeError) as error:
         raise FactoryError(f"{named} cannot be imported ({error})") from error
+    if not callable(factory):
+        raise FactoryError(f"{named} is {type(factory).__name__}, must be a function")
     return factory
 
 
@@ -137,9 +153,15 @@ def _parts(config: ModelConfig, context: int) -> Parts:
         parts = _factory(named)(config, context)
     except SystemExit as leaving:
         raise FactoryError(f"{named} ended the process (SystemExit: {leaving.code})") from leaving
+    except FactoryError:
+        raise
+    except Exception as error:
+        raise FactoryError(f"{named} fails ({type(error).__name__}: {error})") from error
     if not isinstance(parts, tuple) or len(parts) != 3:
         raise FactoryError(f"{named} must return (embedding, blocks, head), not {type(parts).__name__}")
     embedding, blocks, head = parts
+    if not isinstance(blocks, Sequence | nn.ModuleList):
+        raise FactoryError(f"{named}: the blocks are {type(blocks).__name__}, must be a list")
     of_blocks = {f"block {index}": block for index, block in enumerate(blocks)}
     for what, module in {"embedding": embedding, **of_blocks, "head": head}.items():
         if not isinstance(module, nn.Module):
@@ -151,4 +173,11 @@ def _parts(config: ModelConfig, context: int) -> Parts:
     for name, _ in whole.named_parameters(remove_duplicate=False):
         if name not in once:
             raise FactoryError(f"{named}: {name} is another parameter, too; stages cannot share parameters")
+    for name, parameter in whole.named_parameters():
+        # The updates train all parameters, and initial values are drawn.
+        if not parameter.requires_grad:
+            raise FactoryError(
+                f"{named}: {name} is not trained (requires_grad is False), and all parameters "
+                "are; accepted: a buffer (register_buffer)"
+            )
     return parts
