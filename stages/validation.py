@@ -18,7 +18,7 @@ from schedules.options import checked
 from stages.config.keys import unknown
 from stages.config.limits import ConfigError as ConfigError
 from stages.config.limits import check_limits
-from stages.config.own_code import check_code, named_code, names_defined
+from stages.config.own_code import check_code, named_code, names_defined, raised_in
 from stages.config.run_config import (
     CORRECTION_NAMES,
     OWN_SPLIT,
@@ -227,7 +227,7 @@ def check_optimizer(config: RunConfig) -> None:
         try:
             check_custom(name, tuple(sorted(options.items())))
         except OptimizerError as error:
-            raise ConfigError("optimizer.name", str(error)) from None
+            raise ConfigError("optimizer.name", f"{error}{raised_in(error, config)[1]}") from None
         return
     _one_of("optimizer.name", name, (*OPTIMIZER_NAMES, "package.module:name"))
     for option in options:
@@ -718,7 +718,7 @@ def _check_custom_schedule(config: RunConfig) -> None:
             for number in range(2)
         )
     except schedules.ScheduleError as error:
-        raise ConfigError("schedule.name", str(error)) from None
+        raise ConfigError("schedule.name", f"{error}{raised_in(error, config)[1]}") from None
     problems = []
     if first.rank_of_stage != second.rank_of_stage:
         problems.append(f"places stages on ranks {first.rank_of_stage}, then on {second.rank_of_stage}")

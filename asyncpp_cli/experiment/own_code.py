@@ -16,18 +16,20 @@ import hashlib
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import format_list
 
 from asyncpp_cli.base.atomic_files import write_json, write_text
 from asyncpp_cli.base.console import say
-from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.errors import UserError, refusal_of
 from asyncpp_cli.base.version import Checkout, checkout_of
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run
 from stages.config.limits import ConfigError
-from stages.config.own_code import file_of_module, named_code, own_code
+from stages.config.own_code import file_of_module, named_code, own_code, raised_in
 from stages.config.run_config import RunConfig
 
 
@@ -155,3 +157,20 @@ class CodeCopies:
                     with file.open("rb") as opened:
                         self._hashes[file] = hashlib.file_digest(opened, "sha256").hexdigest()
         return self._hashes[file]
+
+
+def mistake_in_own_code(error: Exception, config: RunConfig) -> UserError | None:
+    """What to say of an error in training if a run's own code is its cause; None if it is not, or if it is an
+    error of the system. The frames of own code, and of what it called, are printed: the log has them."""
+    from optimizers.custom import OptimizerError
+    from schedules import ScheduleError
+    from stages.model.custom import FactoryError
+
+    frames, place = raised_in(error, config)
+    known = isinstance(error, FactoryError | OptimizerError | ScheduleError)
+    if (not known and not frames) or refusal_of(error) or "OutOfMemory" in type(error).__name__:
+        return None
+    if frames:
+        print("".join(["In the run's own code:\n", *format_list(frames)]), end="", file=sys.stderr)
+    message = str(error) if known else f"the run's own code fails ({type(error).__name__}: {error})"
+    return UserError(f"{message}{place}")

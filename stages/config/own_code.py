@@ -16,6 +16,7 @@ from hashlib import sha256
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import FrameSummary, extract_tb
 
 from stages.config.limits import ConfigError
 from stages.config.run_config import RunConfig
@@ -97,6 +98,24 @@ def check_code(config: RunConfig) -> None:
                 f"own code ({modules}) has changed since the run was made: {recorded}, now {now}; restore it "
                 "from code/ in the run's folder, or sweep into another folder",
             )
+
+
+def raised_in(error: BaseException | None, config: RunConfig) -> tuple[list[FrameSummary], str]:
+    """Where an error, or the first that it came from, was raised in a run's own code.
+
+    Returns:
+        Its frames from the first in own code on, and ` (FILE, line N)` of the innermost one in own code, for
+        messages; both empty if it came through none.
+    """
+    own = {file for files in own_code(config).values() for file in files.values()}
+    while error is not None:
+        frames = extract_tb(error.__traceback__)
+        inside = [number for number, frame in enumerate(frames) if Path(frame.filename).absolute() in own]
+        if inside:
+            innermost = frames[inside[-1]]
+            return frames[inside[0] :], f" ({innermost.filename}, line {innermost.lineno})"
+        error = error.__cause__
+    return [], ""
 
 
 def _imported(module: str) -> dict[str, Path]:

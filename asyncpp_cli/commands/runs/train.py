@@ -95,9 +95,11 @@ def _train(
         SystemExit: with `RESUMABLE`, after saving on a request to stop.
     """
     from asyncpp_cli.base.console import command
+    from asyncpp_cli.experiment.own_code import mistake_in_own_code
     from asyncpp_cli.runs.attempts.claims import record_processes
     from asyncpp_cli.runs.attempts.recorder import RunRecorder, StepLines
     from asyncpp_cli.runs.attempts.settle import end_rank
+    from stages.config.own_code import raised_in
     from stages.liveness.stop_signal import RESUMABLE, listening
     from stages.liveness.watchdog import set_flight_recorder, write_operations
 
@@ -157,14 +159,19 @@ def _train(
             if stop():
                 raise
             # Raised by user code, such as a custom model; its exit code says nothing about the run.
-            raise RuntimeError(
-                f"the run's own code ended the process (SystemExit: {leaving.code})"
+            place = raised_in(leaving, config)[1]
+            raise UserError(
+                f"the run's own code ended the process (SystemExit: {leaving.code}){place}"
             ) from leaving
         except LostCheckpointError as error:
             repair = command("launch", run.folder.parents[1] / run.id)
             raise UserError(f"{error}; where metrics are lost, {repair} starts again before that") from error
         except (DeviceSettingError, FormatError) as error:
             raise UserError(str(error)) from error
+        except Exception as error:
+            if (mistake := mistake_in_own_code(error, config)) is None:
+                raise
+            raise mistake from error
         finally:
             recorder.close()
     if result.stopped_at is not None:

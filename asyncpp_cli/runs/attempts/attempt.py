@@ -20,7 +20,14 @@ from typing import TypeVar
 
 from asyncpp_cli.base.atomic_files import write_record
 from asyncpp_cli.base.console import printable
-from asyncpp_cli.base.errors import DamagedError, TakenOverError, lacks_memory, lacks_space, refusal_of
+from asyncpp_cli.base.errors import (
+    DamagedError,
+    TakenOverError,
+    UserError,
+    lacks_memory,
+    lacks_space,
+    refusal_of,
+)
 from asyncpp_cli.runs.attempts.files import (
     NO_SPACE,
     AttemptFile,
@@ -190,7 +197,8 @@ class Attempt:
             kind = "MemoryError"
         elif lacks_space(error):
             kind = NO_SPACE
-        refusal = refusal_of(error) if isinstance(error, OSError) and error.filename else None
+        told = isinstance(error, UserError) or (isinstance(error, OSError) and error.filename)
+        refusal = refusal_of(error) if told else None
         message = printable(f"{type(error).__name__}: {error}" if refusal is None else refusal.message)
         self._write_if_possible(RankError(kind=kind, message=message[:500], time=time.time()), rank)
         self.record_early_exit(rank, failed=True)

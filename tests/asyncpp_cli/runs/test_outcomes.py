@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -278,12 +279,16 @@ def test_a_status_that_was_being_written_as_the_next_attempt_began_is_lost(run: 
 
 
 MODEL = """
-import os, sys
+import os, sys, torch
 from torch import nn
 
 class Leaving(nn.Linear):
     def forward(self, x):
         sys.exit(75)
+
+class Failing(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) @ torch.ones(3, 3)
 
 def linear(config, context):
     blocks = [nn.Linear(config.width, config.width) for _ in range(config.layers)]
@@ -295,19 +300,31 @@ def exit_0(config, context):
 def in_forward(config, context):
     embedding, blocks, head = linear(config, context)
     return embedding, [*blocks[:-1], Leaving(config.width, config.width)], head
+
+def failing(config, context):
+    embedding, blocks, head = linear(config, context)
+    return embedding, [*blocks[:-1], Failing(config.width, config.width)], head
+
+def lost(config, context):
+    raise KeyError("lost")
+
+number = 3
 """
 
 
 @pytest.mark.parametrize(
     ("factory", "reason"),
     [
-        ("exit_0", "FactoryError: own_models:exit_0 ended the process (SystemExit: 0)"),
-        ("in_forward", "the run's own code ended the process (SystemExit: 75)"),
+        ("exit_0", r"own_models:exit_0 ended the process \(SystemExit: 0\) \(FILE, line 18\)"),
+        ("in_forward", r"the run's own code ended the process \(SystemExit: 75\) \(FILE, line 7\)"),
+        ("failing", r"the run's own code fails \(RuntimeError: .*shapes.*\) \(FILE, line 11\)"),
+        ("lost", r"own_models:lost fails \(KeyError: 'lost'\) \(FILE, line 29\)"),
+        ("number", "own_models:number is int, must be a function"),
         ("linear", ""),
     ],
 )
 @pytest.mark.slow
-def test_a_model_that_ends_the_process_completes_nothing(
+def test_a_model_that_fails_or_ends_the_process_completes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: None, factory: str, reason: str
 ) -> None:
     (tmp_path / "own_models.py").write_text(MODEL)
@@ -316,10 +333,11 @@ def test_a_model_that_ends_the_process_completes_nothing(
     changes = [f"model.factory=own_models:{factory}", f"data.path={tmp_path / 'text.txt'}", "train.steps=2"]
     [run] = sweep(tmp_path / "e", *ONE, *changes).runs
     if reason:
-        with pytest.raises((RuntimeError, ValueError)):
-            asyncpp("train", run.folder, "--replay")
+        refused = asyncpp("train", run.folder, "--replay")
+        assert refused.code == 2
+        assert "Traceback" not in refused.errors
     else:
         succeeded("train", run.folder, "--replay")
     status = run.status()
     assert status.state == (State.FAILED if reason else State.COMPLETED), status.reason
-    assert reason in status.reason
+    assert re.search(reason.replace("FILE", str(tmp_path / "own_models.py")), status.reason)
