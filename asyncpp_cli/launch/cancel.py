@@ -5,8 +5,6 @@ EXPERIMENT/cancelled.jsonl   append-only: every `asyncpp cancel`, with its runs,
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -14,10 +12,10 @@ from contextlib import suppress
 from asyncpp_cli.base.atomic_files import append_line
 from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import FULL
-from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.attempt import Attempt, kill
 from asyncpp_cli.runs.attempts.files import StopRequest
 from asyncpp_cli.runs.experiment_folder import Experiment
-from asyncpp_cli.runs.processes import send_signal, user_name
+from asyncpp_cli.runs.processes import user_name
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State
 from asyncpp_cli.slurm import client as slurm
@@ -120,7 +118,7 @@ def _wait(experiment: Experiment, cancelled: Sequence[RunStatus]) -> None:
             deadline += _EXTRA_SECONDS
             slurm.cancel([run_status.job_id for run_status in live if run_status.has_job])
             for run_status in live:
-                _kill(run_status)
+                kill(Attempt(run_status.run, run_status.status.attempt))
         elif time.monotonic() > deadline:
             return
         # Jobs that were requeued meanwhile, and jobs that had not claimed their run when it was cancelled.
@@ -141,14 +139,6 @@ def _grace(run: Run) -> float:
         return run.config().site.grace
     except DamagedError:
         return _DEFAULT_GRACE
-
-
-def _kill(run_status: RunStatus) -> None:
-    attempt = Attempt(run_status.run, run_status.status.attempt)
-    for rank in range(len(run_status.status.pids)):
-        for process in attempt.processes(rank):
-            if process.pid != os.getpid():
-                send_signal(process, signal.SIGKILL)
 
 
 _FILE = "cancelled.jsonl"

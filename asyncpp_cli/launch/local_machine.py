@@ -27,11 +27,11 @@ from asyncpp_cli.base.errors import FAILED, DamagedError, refusal_of
 from asyncpp_cli.experiment.run_data import config_to_train, naming_config
 from asyncpp_cli.launch.common.options import NO_PAUSES, Pauses, check_pause
 from asyncpp_cli.launch.common.supervisor import TAKEN_OVER
-from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.attempt import Attempt, kill
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import RankEnd, Scheduler
 from asyncpp_cli.runs.attempts.settle import current_status, override_outcome, settle
-from asyncpp_cli.runs.processes import send_signal, this_process
+from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status, is_done
 from asyncpp_cli.sites.resources import Machine, Resources, import_path, resources_of
@@ -362,10 +362,8 @@ class Launcher:
             self._update(pending=False)
             time.sleep(_POLL_SECONDS)
         self._jobs.finish(seconds=1.0 if self._own else _SECONDS_TO_END)
-        for attempt, task, _ in self._own.values():
-            for rank in range(task.resources.processes):
-                for process in attempt.processes(rank):
-                    send_signal(process, signal.SIGKILL)
+        for attempt, _, _ in self._own.values():
+            kill(attempt)
 
 
 def _is_running(status: Status) -> bool:

@@ -218,18 +218,10 @@ _TYPE_NAMES = {
 
 def get(config: RunConfig, key: str) -> Any:
     """The value of a dotted key; None for an entry of `OPEN_KEYS` that is not set."""
-    if (getter := _getters().get(key)) is not None:
-        return getter(config)
     if _is_open(key):
         mapping, _, name = key.rpartition(".")
         return operator.attrgetter(mapping)(config).get(name)
     return operator.attrgetter(key)(config)
-
-
-@functools.cache
-def _getters() -> Mapping[str, Callable[[RunConfig], Any]]:
-    """A thousand configurations have a hundred thousand keys."""
-    return {key: operator.attrgetter(key) for key in KEYS}
 
 
 def assign(config: RunConfig, settings: Mapping[str, Any]) -> None:

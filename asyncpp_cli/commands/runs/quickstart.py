@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,9 +89,5 @@ def _say_what_the_first_showed(first: Sequence[Run]) -> None:
 
 def _new_folder() -> Path:
     """The first of asyncpp-quickstart, asyncpp-quickstart-2, ... that does not exist."""
-    folder = Path(_FOLDER)
-    number = 1
-    while folder.exists():
-        number += 1
-        folder = Path(f"{_FOLDER}-{number}")
-    return folder
+    further = (Path(f"{_FOLDER}-{number}") for number in count(2))
+    return next(folder for folder in chain([Path(_FOLDER)], further) if not folder.exists())

@@ -43,7 +43,6 @@ def to_latex(report: Report, options: ReportOptions) -> str:
     """A `table` environment; the table's remarks, summary, problems and conditions follow as comments."""
     caption, label = options.caption, options.label
     table = report.table(width=PAGE_WIDTH)
-    depth = max((len(heading.title.split("\n")) for heading in table.headings), default=1)
     remarks = replace(table, legend="").remarks
     below = [report.name, *remarks, *report.summary, *report.problems, *report.conditions]
     lines = [
@@ -55,7 +54,7 @@ def to_latex(report: Report, options: ReportOptions) -> str:
         rf"  \label{{{label or f'tab:{_label(report.name)}'}}}",
         rf"  \begin{{tabular}}{{{''.join('r' if heading.right else 'l' for heading in table.headings)}}}",
         r"    \toprule",
-        *(f"    {_row(line)}" for line in _title_lines(table.headings, depth)),
+        *(f"    {_row(line)}" for line in _title_lines(table.headings)),
         r"    \midrule",
         *(f"    {_row([_number(text) for text in row])}" for row in table.rows),
         r"    \bottomrule",
@@ -114,9 +113,10 @@ def _label(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "report"
 
 
-def _title_lines(headings: Sequence[Heading], depth: int) -> list[list[str]]:
+def _title_lines(headings: Sequence[Heading]) -> list[list[str]]:
     """The lines of the headings, aligned at the bottom."""
     titles = [heading.title.split("\n") for heading in headings]
+    depth = max(map(len, titles), default=1)
     padded = [[""] * (depth - len(title)) + title for title in titles]
     return [[escaped(title[place]) for title in padded] for place in range(depth)]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ from asyncpp_cli.runs.attempts.files import (
     RankWaits,
     StopRequest,
 )
-from asyncpp_cli.runs.processes import ProcessId, is_gone, seconds_since
+from asyncpp_cli.runs.processes import ProcessId, is_gone, seconds_since, send_signal
 from asyncpp_cli.runs.run_folder import Run, modified
 from asyncpp_cli.runs.status import Cause
 from stages.config.records import read_record
@@ -308,6 +309,14 @@ def last_sign(attempt: Attempt) -> float | None:
         if not all(map(is_gone, attempt.processes(rank)))
     ]
     return min(ages, default=None)
+
+
+def kill(attempt: Attempt) -> None:
+    """Kill the processes of all ranks on this machine, but for this one."""
+    for rank in attempt.ranks_with(RankStart):
+        for process in attempt.processes(rank):
+            if process.pid != os.getpid():
+                send_signal(process, signal.SIGKILL)
 
 
 def is_superseded(attempt: Attempt) -> bool:

@@ -94,18 +94,15 @@ def settle_locked(run: Run, knows: Knowledge) -> Status:
     status = run.status()
     settled = _settled(status, run, knows)
     if settled is not status:
-        attempt = Attempt(run, status.attempt)
-        attempt.write(
-            Outcome(
-                state=settled.state,
-                cause=settled.cause,
-                reason=settled.reason,
-                time=settled.ended or 0.0,
-                seconds=settled.seconds,
-            )
-        )
-        run.write_status(settled)
+        _record(Attempt(run, status.attempt), settled, at=settled.ended or 0.0, seconds=settled.seconds)
     return settled
+
+
+def _record(attempt: Attempt, ended: Status, *, at: float, seconds: float | None) -> None:
+    """Write the outcome of an attempt, and the run's status."""
+    state, cause, reason = ended.state, ended.cause, ended.reason
+    attempt.write(Outcome(state=state, cause=cause, reason=reason, time=at, seconds=seconds))
+    attempt.run.write_status(ended)
 
 
 def override_outcome(attempt: Attempt, *, state: State, cause: Cause, reason: str) -> Status:
@@ -116,8 +113,7 @@ def override_outcome(attempt: Attempt, *, state: State, cause: Cause, reason: st
             status = replace(status, state=state, cause=cause, reason=reason)
             before = attempt.read(Outcome)
             seconds = None if before is None else before.seconds
-            attempt.write(Outcome(state=state, cause=cause, reason=reason, time=time.time(), seconds=seconds))
-            attempt.run.write_status(status)
+            _record(attempt, status, at=time.time(), seconds=seconds)
         return status
 
 
