@@ -219,7 +219,7 @@ def submit_due(
             number = "1 run" if submitted == 1 else f"{submitted} runs"
             say(f"{number} to step {max(arm.due.values())}: job {jobs}")
         if left:
-            again = command("tune", experiment.folder)
+            again = command("tune", experiment.folder, "--site", options.site, *flags(options))
             limit = f"{site.file}: submit_limit: {site.submit_limit} jobs at once"
             say(f"{left} exceed {limit}: a job that promotes submits them, or {again}")
         if live and not count and not _another_follows(queue):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 from support.cluster_runs import (
@@ -81,6 +83,9 @@ def test_a_tuning_holds_to_the_limit_on_jobs(slurm_conf: Path, tmp_path: Path) -
     ended = succeeded(*tune, site)
     assert "2 runs to step 4" in ended.errors
     assert "1 exceed" in ended.errors
+    assert len(squeue()) == 3
+    (named,) = re.findall(r"or asyncpp (tune .*)", ended.errors)
+    assert "1 exceed" in succeeded(*shlex.split(named)).errors
     assert len(squeue()) == 3
     set_partition("up")
     wait_for(nothing_queued, seconds=200, why=squeue)

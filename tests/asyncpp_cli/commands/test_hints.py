@@ -214,6 +214,7 @@ ELSEWHERE = {
     "launch/start.py:launch_on_cluster: status": "cluster/test_cluster_words.py",
     "launch/start.py:launch_on_cluster: cancel": "cluster/test_cluster_failures.py",
     "tune/tuning.py:_on_cluster: status": "cluster/test_cluster_tune.py",
+    "tune/tuning.py:submit_due: tune --site": "cluster/test_cluster_tune.py",
     "launch/start.py:launch_locally: cancel": "asyncpp_cli/launch/test_cancel_and_retry.py",
     "launch/start.py:resume_command: launch": "asyncpp_cli/commands/test_hints.py",
     "launch/start.py:resume_command: tune": "asyncpp_cli/commands/test_hints.py",
