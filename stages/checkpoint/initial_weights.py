@@ -50,6 +50,9 @@ def _files(path: Path) -> list[Path]:
         files = [path / name for name in sorted(set(names))]
         if missing := [file for file in files if not file.is_file()]:
             raise InitError(f"{index} names {missing[0].name!r}, which is no file beside it")
+        if WEIGHTS_FILE not in names and (path / WEIGHTS_FILE).is_file():
+            # transformers would read that, and not the files of the index.
+            raise InitError(f"{path} holds {WEIGHTS_FILE}, and {INDEX_FILE} of others; accepted: one of them")
         return files
     if (path / WEIGHTS_FILE).is_file():
         return [path / WEIGHTS_FILE]
@@ -249,9 +252,12 @@ def _weights(path: Path) -> dict[str, _Weight]:
     weights: dict[str, _Weight] = {}
     for file in _files(path):
         try:
-            weights |= _weights_in(file, _mark(file))
+            own = _weights_in(file, _mark(file))
         except (OSError, SafetensorError) as error:
             raise InitError(f"{file} is not safetensors ({error})") from error
+        if twice := sorted(own.keys() & weights.keys()):
+            raise InitError(f"{file} has {twice[0]}, and so has {weights[twice[0]].file.name}")
+        weights |= own
     return weights
 
 

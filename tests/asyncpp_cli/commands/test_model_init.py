@@ -87,6 +87,20 @@ def indexed(folder: Path, weight_map: object) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
+def in_two_files(folder: Path, **others: torch.Tensor) -> None:
+    """The weights in two files of an index; the second has others, too."""
+    weights = load_file(folder / "model.safetensors")
+    first = {name: weights.pop(name) for name in sorted(weights)[:3]}
+    for file, content in (("a", first), ("b", weights | others)):
+        save_file(content, folder / file)
+    indexed(folder, dict.fromkeys(first, "a") | dict.fromkeys(weights, "b"))
+
+
+def twice(folder: Path) -> None:
+    in_two_files(folder, **{"lm_head.weight": torch.ones(256, 16)})
+    (folder / "model.safetensors").unlink()
+
+
 DAMAGES: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / "model.safetensors").unlink(), "holds neither model.safetensors nor"),
     (bytes_changed(lambda _: b"nonsense"), "is not safetensors"),
@@ -95,6 +109,8 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
     (partial(indexed, weight_map=["a"]), "index.json names no files beside it"),
     (partial(indexed, weight_map={"a": ["b"]}), "index.json names no files beside it"),
     (partial(indexed, weight_map={"a": "gone"}), "index.json names 'gone', which is no file beside it"),
+    (twice, "w/b has lm_head.weight, and so has a"),
+    (in_two_files, r"holds model.safetensors, and model.safetensors.index.json of others"),
 ]
 TENSORS = [
     ("model.norm.weight", None, "has no model.norm.weight"),
@@ -135,7 +151,7 @@ CONFIGS = [
         *((partial(changed, name=name, tensor=tensor), message) for name, tensor, message in TENSORS),
         *((partial(rewritten, **settings), message) for settings, message in CONFIGS),
     ],
-    ids=range(20),
+    ids=range(22),
 )
 def test_weights_that_do_not_fit_are_refused_before_anything_is_written(
     damage: Callable[[Path], object], message: str, run: Run, text: Path, tmp_path: Path
@@ -187,6 +203,7 @@ def test_weights_are_checked_whatever_their_type_and_files(
     file = tmp_path / "w" / "model.safetensors"
     weights = {name: tensor.to(getattr(torch, dtype)) for name, tensor in load_file(file).items()}
     weights[head] = weights[embedding].clone()
+    file.unlink()
     # In two files with an index, the head in another than the embedding.
     first = {name: tensor for name, tensor in weights.items() if name != head}
     parts = {"a.safetensors": first, "b.safetensors": {head: weights[head]}}
