@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -145,14 +145,23 @@ def load(name: str, changes: Iterable[str]) -> Template:
         UserError: there is no such template, or its content or a change is not accepted.
     """
     template = _loaded(find_template("experiments", name, beside=None), ())
+    changed = set()
     for change in changes:
         template = _changed(template, change)
-    refuse_all(_mistakes(template))
+        section, _, rest = change.lstrip("+").partition("=")[0].partition(".")
+        key = canonical(rest) if section == "matrix" else canonical(f"{section}.{rest}".rstrip("."))
+        changed.add(("matrix: " if section == "matrix" else "", key))
+    refuse_all(_mistakes(template, changed))
     return template
 
 
-def _mistakes(template: Template) -> list[str]:
-    """What is wrong with single settings of a template, one line each."""
+def _mistakes(template: Template, changed: Collection[tuple[str, str]]) -> list[str]:
+    """What is wrong with single settings of a template, one line each.
+
+    Args:
+        template: to look through.
+        changed: what the command line set, as part of the template and key: not to be looked for in its file.
+    """
     axes = [template.matrix, *template.zip]
     places = [
         ("", [template.base]),
@@ -170,6 +179,7 @@ def _mistakes(template: Template) -> list[str]:
         except SettingError as error:
             problems[f"{where}: {key}"] = f"{template.source}: {where}: {error.key}: {error}"
     for where, key, value in settings:
+        source = "command line" if (where, key) in changed else template.source
         if key == "model" and is_interpolated(value):
             continue
         try:
@@ -182,10 +192,10 @@ def _mistakes(template: Template) -> list[str]:
             if not where and key.partition(".")[0] not in (*SECTIONS, "seed"):
                 hint = f" (also: {', '.join(_OWN_KEYS)})"
             # A change of the command line stands in several places.
-            line = f"{template.source}: {where}{error.key}: {error}{hint}"
+            line = f"{source}: {where}{error.key}: {error}{hint}"
             problems.setdefault(f"{error.key}: {error}", line)
         except UserError as error:
-            problems[str(error)] = f"{template.source}: {where}{key}: {error}"
+            problems[str(error)] = f"{source}: {where}{key}: {error}"
     if problems:
         given = {key for _, key, _ in settings}
         for key, names in (("schedule", schedules.NAMES), ("optimizer", OPTIMIZERS)):

@@ -121,6 +121,8 @@ def sweep(
         first, *further = rendered.restored
         restored = f"{first} and {len(further)} others" if further else first
         say(f"Restored, since its folder or configuration was gone or damaged: {restored}.")
+    if rendered.added or rendered.restored:
+        say(f"Next: {command('launch', out)}")
 
 
 def _record(resolved: ResolvedCell, cost: Expected, seconds: float | None) -> dict[str, Any]:

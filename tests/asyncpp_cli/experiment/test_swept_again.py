@@ -80,6 +80,7 @@ def test_a_sweep_shows_every_cell_and_adds_only_what_is_new(tmp_path: Path) -> N
     more = swept(folder, "matrix.seed=[0,1]")
     assert "6 runs added" in more.errors
     assert "6 cells differ from the nearest run there in seed.\n" in more.errors
+    assert f"Next: asyncpp launch {folder}\n" in more.errors
     assert {cell.id for cell in cells} < ids(folder)
     assert touched.read_text() == "kept"
     for run in open_experiment(folder).runs:
