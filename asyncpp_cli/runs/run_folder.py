@@ -338,6 +338,14 @@ def still_valid(row: Mapping[str, Any], *, start: Mapping[str, Any]) -> bool:
     return False
 
 
+def is_copy(folder: Path, *, of: str) -> bool:
+    """Whether a folder that was at the path `of` once is a copy, and what is there now is the original."""
+    try:
+        return bool(of) and not folder.samefile(of)
+    except OSError:
+        return False  # it was moved, or its copy alone is left
+
+
 def modified(file: Path) -> float:
     """When a file was written or touched, by the file server's clock."""
     # Opened, because a network file system may answer stat() from what it remembers.

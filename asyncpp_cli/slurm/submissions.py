@@ -23,7 +23,7 @@ from typing import Any
 from asyncpp_cli.base.atomic_files import locked, read_json, write_json
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.experiment_folder import Experiment
-from asyncpp_cli.runs.run_folder import FORMAT, FolderName, RunId
+from asyncpp_cli.runs.run_folder import FORMAT, FolderName, RunId, is_copy
 from stages.config.records import converted
 
 _FILE = "submission.json"
@@ -71,6 +71,9 @@ class Submission:
     follow_up: str = ""
     """Name of the job that goes on with a tuning when the arrays have ended, if there is one."""
 
+    path: str = ""
+    """Of the folder then."""
+
     @property
     def name(self) -> str:
         return self.folder.name
@@ -114,14 +117,16 @@ class Submissions:
 
 
 def read_submissions(experiment: Experiment) -> Submissions:
-    """The submissions of an experiment."""
+    """The submissions of an experiment; those of the experiment that it is a copy of are not its own."""
     submissions = []
     for file in sorted(experiment.submissions.glob(f"*/{_FILE}")):
         try:
             content = read_json(file, newest_format=FORMAT) | {"folder": file.parent}
-            submissions.append(converted(content, Submission, where=str(file)))
+            submission = converted(content, Submission, where=str(file))
         except DamagedError:
             continue  # the runs' own files remain
+        if not is_copy(submission.folder, of=submission.path):
+            submissions.append(submission)
     return Submissions(submissions)
 
 

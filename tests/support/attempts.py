@@ -41,7 +41,8 @@ def submitted(experiment: Experiment, *, state: str = "submitted", **runs: tuple
     )
     write_submission(
         Submission(
-            folder=folder, time=0.0, site="s", cluster="c", user=user_name(), host="h", state=state,
+            folder=folder, path=str(folder.absolute()), time=0.0, site="s", cluster="c",
+            user=user_name(), host="h", state=state,
             interpreter="python", software={}, code="c0de", arrays=arrays,
         )
     )  # fmt: skip

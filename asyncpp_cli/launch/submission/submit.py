@@ -66,6 +66,7 @@ def submit(
     names = [job_name(experiment, folder, str(number)) for number in range(1, len(planned) + 1)]
     submission = Submission(
         folder=folder,
+        path=str(folder.absolute()),
         site=site_option(site),
         cluster=slurm.cluster().name,
         user=user_name(),

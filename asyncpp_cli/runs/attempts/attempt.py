@@ -42,8 +42,8 @@ from asyncpp_cli.runs.attempts.files import (
     RankWaits,
     StopRequest,
 )
-from asyncpp_cli.runs.processes import ProcessId, is_gone, seconds_since, send_signal
-from asyncpp_cli.runs.run_folder import Run, modified
+from asyncpp_cli.runs.processes import ProcessId, is_gone, is_local, seconds_since, send_signal
+from asyncpp_cli.runs.run_folder import Run, is_copy, modified
 from asyncpp_cli.runs.status import Cause
 from stages.config.records import read_record
 from stages.config.run_config import SiteConfig
@@ -129,6 +129,10 @@ class Attempt:
     def job(self) -> Job | None:
         """The SLURM job that the attempt runs in, if any."""
         return None if (claimed := self.claimed) is None else claimed.job
+
+    def is_copy(self, claimed: Claimed) -> bool:
+        """Whether this is another run's attempt, copied with it: the processes are those of the original."""
+        return is_local(claimed.by) and is_copy(self.folder, of=claimed.folder)
 
     def site(self) -> SiteConfig:
         """The `site` of this attempt: the run's, with the settings of the site profile.

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from asyncpp_cli.base.atomic_files import temporary_folder, write_record
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -99,7 +101,8 @@ def _create(attempt: Attempt, description: Claimed) -> bool:
     attempt.run.attempts.mkdir(exist_ok=True)
     temporary = temporary_folder(attempt.folder)
     try:
-        write_record(temporary / attempt.file(Claimed).name, description)
+        placed = structs.replace(description, folder=str(attempt.folder.absolute()))
+        write_record(temporary / attempt.file(Claimed).name, placed)
         # rename(2) replaces an empty folder at most, never one that has a description.
         os.rename(temporary, attempt.folder)  # noqa: PTH104 (Path.replace hides what this relies on)
     except OSError:

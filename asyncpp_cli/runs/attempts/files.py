@@ -89,6 +89,8 @@ class Claimed(AttemptFile, frozen=True, kw_only=True):
     job: Job | None = None
     site: dict[str, Any] = field(default_factory=dict)
     """Settings `site.*` of the site profile, which override the run's configuration."""
+    folder: str = ""
+    """Path of the attempt then, on that machine."""
 
 
 class RankStart(AttemptFile, frozen=True, kw_only=True):

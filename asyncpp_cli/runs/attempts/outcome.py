@@ -130,7 +130,9 @@ def _unrecorded_end(attempt: Attempt, rank: int) -> str:
     see = f" (logs/{log.name})" if log.exists() else ""
     no_room = "no space is left on its disk" if shutil.disk_usage(attempt.folder).free == 0 else ""
     how = "vanished: killed by SIGKILL, or its machine stopped"
-    if not attempt.processes(rank):
+    if (claimed := attempt.claimed) is not None and attempt.is_copy(claimed):
+        how = "was running when the folder was copied"
+    elif not attempt.processes(rank):
         why = _last_line(attempt.startup_log) or no_room
         how = "never started" + (f": {why}" if why else "")
     elif no_room:

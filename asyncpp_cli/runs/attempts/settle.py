@@ -163,6 +163,8 @@ def _has_ended(status: Status, run: Run, knows: Knowledge) -> bool:
         return True
     attempt = Attempt(run, status.attempt)
     claimed = attempt.description()
+    if attempt.is_copy(claimed):
+        return True
     open_ranks = set(range(claimed.processes)) - attempt.ranks_with(RankEnd)
     never_starts = knows.none_to_come == status.attempt
     if not never_starts and open_ranks - attempt.ranks_with(RankStart):

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
 import pytest
-from support.attempts import claimed
+from support.attempts import claimed, submitted
 from support.command_line import ran
+from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.launch.common import snapshot
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.attempts.settle import current_status
+from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import State
+from asyncpp_cli.runs.status import State, Status
+from asyncpp_cli.slurm.submissions import read_submissions
 
 TOGETHER = 8
 
@@ -89,3 +95,34 @@ def test_an_attempt_that_has_not_begun_to_train_has_the_steps_that_are_saved(tmp
         (run.checkpoints / f"step-{step}").mkdir(parents=True)
     claimed(run, processes=1, replay=True, steps=20)
     assert (run.status().step, run.status().steps) == (12, 20)
+
+
+def test_a_copy_of_a_run_that_runs_does_not_run(tmp_path: Path) -> None:
+    """Who ended the copy would end the processes of the run itself. A folder that was moved is no copy."""
+    run, copy = Run(tmp_path / "runs" / "a"), Run(tmp_path / "copy" / "a")
+    run.folder.mkdir(parents=True)
+    attempt = claimed(run, processes=1, replay=True, steps=1)
+    attempt.record_start(0, this_process())
+    shutil.copytree(run.folder.parent, copy.folder.parent)
+    (tmp_path / "link").symlink_to("runs")
+    assert current_status(Run(tmp_path / "link" / "a")).state == State.RUNNING
+    status = current_status(copy)
+    assert (status.state, status.reason) == (
+        State.FAILED,
+        "rank 0 was running when the folder was copied",
+    )
+    assert current_status(run).state == State.RUNNING
+    run.folder.parent.rename(tmp_path / "moved")
+    assert current_status(Run(tmp_path / "moved" / "a")).state == State.RUNNING
+
+
+def test_jobs_of_an_experiment_are_not_those_of_its_copy(tmp_path: Path) -> None:
+    made = ExperimentFolder(tmp_path / "e")
+    made.add(settings("1f1b", "muon"), status=Status(state=State.PENDING))
+    experiment = open_experiment(made.folder)
+    submitted(experiment, a=(experiment.runs[0].id,))
+    shutil.copytree(made.folder, tmp_path / "copy")
+    for folder, submissions in ((tmp_path / "e", 1), (tmp_path / "copy", 0)):
+        assert len(read_submissions(open_experiment(folder)).all) == submissions
+    made.folder.rename(tmp_path / "moved")
+    assert len(read_submissions(open_experiment(tmp_path / "moved")).all) == 1
