@@ -298,7 +298,7 @@
       for (const [name, value] of Object.entries(drawn)) line.setAttribute(name, value);
       if (arm.colour === BLACK) line.dataset.black = "";
       sample.append(line);
-      const loss = arm.val_loss !== null ? arm.val_loss.toFixed(3) : arm.n > 0 ? "diverged" : arm.status;
+      const loss = arm.val_loss !== null ? arm.val_loss.toFixed(3) : arm.without_loss;
       const row = element("label", {}, box, sample, element("span", {}, arm.name), element("span", { class: "value" }, loss));
       row.classList.toggle("hidden-arm", !box.checked);
       box.addEventListener("change", () => {

@@ -310,6 +310,13 @@ def ranks(cells: Sequence[CellResult]) -> tuple[list[int], int]:
     return [ordered.index(place) for place in range(len(cells))], min(MOST_AT_FIRST, len(first))
 
 
+def _without_loss(cell: CellResult, *, status: str) -> str:
+    """What stands in the place of a loss that is none."""
+    if cell.speed_only and cell.loss_of is not None:
+        return f"as {cell.loss_of.schedule}"
+    return "diverged" if cell.diverged else status
+
+
 def _encoded(cells: Sequence[CellResult], figures: Mapping[str, Any], bins: int) -> str:
     places, at_first = ranks(cells)
     drawn = zip(cells, records(cells), arm_names(cells), styles(cells), places, strict=True)
@@ -320,7 +327,8 @@ def _encoded(cells: Sequence[CellResult], figures: Mapping[str, Any], bins: int)
             "colour": style.colour,
             "dash": style.dash,
             "marker": style.marker,
-            **{name: fields[name] for name in ("status", "n", "val_loss")},
+            "val_loss": fields["val_loss"],
+            "without_loss": _without_loss(cell, status=fields["status"]),
             "runs": [_run_data(run, bins) for run in cell.runs],
         }
         for cell, fields, name, style, rank in drawn

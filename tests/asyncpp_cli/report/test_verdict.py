@@ -343,6 +343,11 @@ def test_a_run_for_its_speed_alone_has_no_loss_in_any_format(tmp_path: Path) -> 
     assert " 4 steps; " in table  # the conditions
     page = tmp_path / "report.html"
     succeeded("report", experiment.folder, "--format", "html", "--out", page)
+    # In the list of the chart, which shows losses.
+    assert re.findall(r'"val_loss":\s*(\S+?),\s*"without_loss":\s*"([^"]*)"', page.read_text())[1] == (
+        "null",
+        "as 1f1b",
+    )
     assert "9.87" not in re.sub(r"<(script|style)[^>]*>.*?</\1>", "", page.read_text(), flags=re.DOTALL)
 
 
