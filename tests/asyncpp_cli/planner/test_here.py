@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
+import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import ASYNCPP, ran, succeeded
-from support.launches import started_process, wait_for
+from support.command_line import ran, succeeded
 from support.small_runs import small_config
 
 from asyncpp_cli.planner import here
 from asyncpp_cli.planner.costs.profile_costs import Measured, conditions
 from asyncpp_cli.planner.here import seconds_here, together
-from asyncpp_cli.runs.processes import is_gone, process_id
 from asyncpp_cli.sites.resources import Machine
 from stages.config.run_config import RunConfig
 
@@ -109,16 +108,12 @@ def test_the_parts_are_measured_in_a_process_of_their_own(
 
 
 @pytest.mark.slow
-def test_what_measures_ends_with_the_command_that_is_killed() -> None:
-    command = [*ASYNCPP, "sweep", "quickstart", "--list"]
-    with started_process(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as killed:
-        children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children")
-
-        def measuring() -> list[int]:
-            pids = map(int, children.read_text().split())
-            return [pid for pid in pids if b"costs.measure" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-        wait_for(measuring, seconds=60)
-        [process] = map(process_id, measuring())
-        killed.terminate()
-    wait_for(lambda: is_gone(process), seconds=4)
+def test_what_measures_ends_without_the_process_that_asked_for_it(tmp_path: Path) -> None:
+    succeeded("sweep", "quickstart", "--out", tmp_path / "e")
+    [file, *_] = tmp_path.glob("e/runs/*/config.yaml")
+    measure = [sys.executable, "-m", "asyncpp_cli.planner.costs.measure"]
+    [times] = json.loads(ran(*measure, str(os.getpid()), file).output)
+    assert times["parts"]
+    # The number of no process: as if it had been killed, and another one were the parent.
+    done = ran(*measure, "0", file)
+    assert (done.code, done.output) == (1, "")

@@ -81,11 +81,11 @@ def test_a_rank_that_fails_on_a_full_disk_is_not_waited_for(
     monkeypatch.setattr(supervisor, "_SECONDS_AFTER_ANOTHER", 0.0)
     attempt = claimed(run, processes=2, replay=False, steps=3)
     fill(small_disk)
-    with subprocess.Popen(["false"]) as failed, subprocess.Popen(["sleep", "60"]) as waiting:
+    with subprocess.Popen(["false"]) as failed, subprocess.Popen(["sleep", "300"]) as waiting:
         children = {0: failed, 1: waiting}
         began = time.monotonic()
         Supervisor(attempt, children, size=2, grace=1.0, lease=100.0, received=[]).watch()
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 200
 
 
 @pytest.mark.slow
