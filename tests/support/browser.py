@@ -8,15 +8,23 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
 
 SECONDS = 60.0
 """Timeout of every wait."""
+
+
+def needs_chromium(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that opens a browser."""
+    missing = pytest.mark.skipif(CHROMIUM is None, reason="no chromium (apt-get install chromium)")
+    return pytest.mark.browser(missing(test))
 
 
 class Page:

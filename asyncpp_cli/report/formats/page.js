@@ -6,7 +6,11 @@
     width: undefined, shown: arms.map((arm) => arm.rank < atFirst),
   };
   const BASE = { margin: { l: 56, r: 12, t: 28, b: 44 }, showlegend: false, hovermode: "closest", hoverlabel: { namelength: -1 } };
-  const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+  // Nothing leaves the page: without "Share chart...", and without an address that it could go to.
+  const CONFIG = {
+    responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "",
+    modeBarButtonsToRemove: ["lasso2d", "select2d"],
+  };
   const AXES = { step: "steps", tokens: "tokens" };
   // Replayed runs say nothing about the time that training takes.
   if (arms.some((arm) => arm.runs.some((run) => run.timed))) AXES.seconds = "training time";
@@ -215,7 +219,9 @@
 
   function ofShown(trace, rows) {
     if (!Array.isArray(trace.meta)) return state.shown[trace.meta] ? trace : null;
-    const kept = trace.meta.map((_, place) => place).filter((place) => state.shown[trace.meta[place]]);
+    // In the order of the rows: a heat map paints its bands in the order of its entries, whatever their places.
+    const kept = trace.meta.map((_, place) => place).filter((place) => state.shown[trace.meta[place]])
+      .sort((one, other) => rows.indexOf(trace.meta[one]) - rows.indexOf(trace.meta[other]));
     const pick = (value) => {
       if (Array.isArray(value)) return kept.map((place) => value[place]);
       if (value !== null && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, pick(item)]));

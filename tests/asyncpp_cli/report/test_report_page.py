@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import CHROMIUM, Page, browser
+from support.browser import CHROMIUM, Page, browser, needs_chromium
 from support.command_line import succeeded
 from support.report_experiment import ExperimentFolder, metrics, settings, step_row
 
 from asyncpp_cli.runs.status import State, Status
-
-
-def needs_chromium(test: Callable[..., None]) -> Callable[..., None]:
-    missing = pytest.mark.skipif(CHROMIUM is None, reason="no chromium (apt-get install chromium)")
-    return pytest.mark.browser(missing(test))
-
 
 ROWS = 3000
 SPIKE = 1234
