@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from asyncpp_cli.base.errors import UserError, need_polars
-from asyncpp_cli.data.sources import Source, opened
+from asyncpp_cli.data.sources import READ, Source, has_zero, not_text, opened
 
-READ = 1 << 20
-"""Bytes to read at once."""
 SMALLEST, LARGEST = 1 << 20, 1 << 27
 """Least and most bytes of text in a part, approximately."""
 PARTS = 64
@@ -105,6 +103,8 @@ def _texts(source: Source, *, size: int, separator: str) -> Iterator[tuple[Input
                 blocks.append(block)
                 gathered += len(block)
             buffer = b"".join(blocks)
+            if not read and source.kind == "text" and has_zero(buffer):
+                raise not_text(source)
             cut = len(buffer) if ended else _end_of_documents(buffer, source.kind, separator)
             if cut == 0:
                 # The line of JSON is longer than the buffer.

@@ -8,18 +8,25 @@ import gzip
 import lzma
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
+from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import UserError
 from stages.data.text import is_hidden
 
 COMPRESSIONS = (".gz", ".xz", ".bz2", ".zst")
 KINDS = {".jsonl": "lines", ".ndjson": "lines", ".json": "lines", ".parquet": "parquet"}
 """Kind of a file by its suffix; other files are text."""
+_PACKED_STARTS = (
+    *(b"BZh%d1AY" % level for level in range(1, 10)),
+    *(b"\x1f\x8b", b"\x1f\x9d", b"\x1f\xa0", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18"),
+    *(b"PK\x03\x04", b"LZIP\x01", b"7z\xbc\xaf", b"Rar!\x1a", b"\x5d\x00\x00"),
+)
+"""How files of bzip2, gzip, compress, xz, Zstandard, lz4, zip, lzip, 7-Zip, rar and lzma begin."""
 EXTRA = 'pip install ".[data]" in asyncpp\'s clone'
 
 
@@ -66,7 +73,7 @@ def _of_input(name: str) -> Iterator[Source]:
         if source.size == 0:
             raise UserError(f"{name} is empty")
         if _is_binary(source):
-            raise UserError(f"{name} is not text: it has a zero byte (UTF-16? convert it with iconv)")
+            raise not_text(source)
         yield source
         return
     if path.is_dir():
@@ -80,10 +87,15 @@ def _of_input(name: str) -> Iterator[Source]:
         )
     files = sorted(file for file in candidates if file.is_file())
     names = {file: str(file.relative_to(path)) if path.is_dir() else str(file) for file in files}
-    sources = [source for file in files if _readable(source := _source(file, names[file]))]
-    if not sources:
+    sources = [_source(file, names[file]) for file in files]
+    skipped = [source.name for source in sources if _is_binary(source)]
+    readable = [source for source in sources if source.size and source.name not in skipped]
+    if not readable:
         raise UserError(f"{name} holds no text, JSON lines or Parquet")
-    yield from sources
+    if skipped:
+        more = f" and {len(skipped) - 1} more" if skipped[1:] else ""
+        say(f"note: {name}: {skipped[0]}{more} not read: no text")
+    yield from readable
 
 
 def _source(file: Path, name: str) -> Source:
@@ -93,21 +105,36 @@ def _source(file: Path, name: str) -> Source:
     return Source(file=file, name=name, kind=kind, compression=compression, size=file.stat().st_size)
 
 
-def _readable(source: Source) -> bool:
-    """Whether to read a file found in a folder or by a pattern: no binary files, no empty ones."""
-    return source.size > 0 and not _is_binary(source)
-
-
 def _is_binary(source: Source) -> bool:
-    """Whether what should be text has a zero byte near its start; UTF-16 is refused when it is read."""
-    if source.kind != "text" or source.compression:
+    """Whether what should be text has a zero byte near its start; UTF-16 is refused when it is read.
+
+    Raises:
+        UserError: it is packed, and its name does not say so.
+    """
+    if source.kind == "parquet" or source.compression:
         return False
     try:
         with source.file.open("rb") as file:
             start = file.read(1024)
     except OSError:  # said when it is read
         return False
-    return b"\0" in start and not begins_as_utf16(start)
+    if start.startswith(_PACKED_STARTS):
+        raise UserError(
+            f"{source.name} is compressed or an archive; accepted: text, or text compressed as "
+            f"{', '.join(COMPRESSIONS)}, with that in its name"
+        )
+    return source.kind == "text" and has_zero(start)
+
+
+def has_zero(start: bytes) -> bool:
+    """Whether the start of a file is that of no text; UTF-16 is another matter."""
+    return b"\0" in start[:1024] and not begins_as_utf16(start)
+
+
+def not_text(source: Source) -> UserError:
+    """The error for a file with a zero byte near its start."""
+    what = "an archive" if source.compression else "UTF-16? convert it with iconv"
+    return UserError(f"{source.name} is not text: it has a zero byte ({what})")
 
 
 def begins_as_utf16(content: bytes) -> bool:
@@ -131,30 +158,49 @@ def opened(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
                 yield stream, raw
     except ImportError as error:
         raise UserError(f"{source.name} needs the package zstandard: {EXTRA}") from error
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, _UnpackError) as error:
+    except (OSError, EOFError, zlib.error, _UnpackError) as error:
         raise UserError(f"{source.name} cannot be read ({error})") from error
 
 
 UNPACK_MEMORY = 1 << 27
 """Most bytes that unpacking Zstandard may allocate; files that need more are refused. `zstd` needs less by
 default."""
+READ = 1 << 20
+"""Bytes to read at once."""
 _PACKED = 1 << 10
-"""Bytes of a Zstandard file unpacked at once; they hold at most 32 MiB of text."""
+"""Packed bytes read at once; of Zstandard they hold at most 32 MiB of text."""
 
 
 class _UnpackError(Exception):
     pass
 
 
-class _Zstandard:
-    """Reads Zstandard frames; unlike the package's own reader, it notices a truncated last frame."""
+class _Streams:
+    """Reads a compressed file of one stream (or frame) after the other. Python's own readers of .xz and .bz2
+    leave out everything behind the first bytes that begin no stream, and say nothing.
 
-    def __init__(self, raw: IO[bytes]) -> None:
-        import zstandard
+    Args:
+        raw: the file.
+        begin: makes the decompressor of one stream.
+        bounded: whether the decompressor takes the number of bytes that it may return.
+        padding: multiple of zero bytes that may follow a stream; 0: none.
+        errors: what the decompressor raises.
+    """
 
-        self._library = zstandard
-        self._raw = raw
-        self._frame: Any = None
+    def __init__(
+        self,
+        raw: IO[bytes],
+        begin: Callable[[], Any],
+        *,
+        bounded: bool = True,
+        padding: int = 0,
+        errors: tuple[type[Exception], ...],
+    ) -> None:
+        self._raw, self._begin, self._padding, self._errors = raw, begin, padding, errors
+        self._limit = (READ,) if bounded else ()
+        self._stream = begin()
+        self._streams = 0
+        """Number of streams that have been read to their end."""
 
     def __enter__(self) -> Self:
         return self
@@ -166,22 +212,56 @@ class _Zstandard:
         """At least about `size` bytes of text; empty at the end."""
         blocks: list[bytes] = []
         gathered = 0
-        while gathered < size and (packed := self._raw.read(_PACKED)):
-            if self._frame is None:
-                decompressor = self._library.ZstdDecompressor(max_window_size=UNPACK_MEMORY)
-                self._frame = decompressor.decompressobj()
-            try:
-                blocks.append(self._frame.decompress(packed))
-            except self._library.ZstdError as error:
-                raise _UnpackError(str(error)) from error
+        while gathered < size:
+            packed = b""
+            if self._stream is None or not self._limit or self._stream.needs_input:
+                packed = self._raw.read(_PACKED)
+                if not packed:
+                    break
+            self._stream = self._stream or self._begin()
+            blocks.append(self._unpack(packed))
             gathered += len(blocks[-1])
-            if self._frame.eof:
-                # Bytes after the frame are read again, as the next frame.
-                self._raw.seek(-len(self._frame.unused_data), 1)
-                self._frame = None
-        if gathered < size and self._frame is not None:
-            raise EOFError("the file ends in the middle of a frame")
+            if self._stream.eof:
+                # Bytes after the stream are read again, as padding or the next stream.
+                self._raw.seek(-len(self._stream.unused_data), 1)
+                self._stream = None
+                self._streams += 1
+                self._skip_padding()
+        if gathered < size and self._stream is not None:
+            raise EOFError("the file ends in the middle of a stream")
         return b"".join(blocks)
 
+    def _unpack(self, packed: bytes) -> bytes:
+        try:
+            text: bytes = self._stream.decompress(packed, *self._limit)
+        except self._errors as error:
+            behind = f"behind stream {self._streams}: " if self._streams else ""
+            raise _UnpackError(f"{behind}{error}") from error
+        return text
 
-_UNPACK: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": _Zstandard}
+    def _skip_padding(self) -> None:
+        while self._padding and (zeros := self._raw.read(self._padding)):
+            if zeros != bytes(self._padding):
+                self._raw.seek(-len(zeros), 1)
+                return
+
+
+def _zstandard(raw: IO[bytes]) -> _Streams:
+    import zstandard
+
+    def begin() -> Any:
+        return zstandard.ZstdDecompressor(max_window_size=UNPACK_MEMORY).decompressobj()
+
+    return _Streams(raw, begin, bounded=False, errors=(zstandard.ZstdError,))
+
+
+def _xz(raw: IO[bytes]) -> _Streams:
+    # The format allows padding of a multiple of four zeros between and behind streams.
+    return _Streams(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), padding=4, errors=(lzma.LZMAError,))
+
+
+def _bzip2(raw: IO[bytes]) -> _Streams:
+    return _Streams(raw, bz2.BZ2Decompressor, errors=(OSError, ValueError))
+
+
+_UNPACK: dict[str, Any] = {".gz": gzip.open, ".xz": _xz, ".bz2": _bzip2, ".zst": _zstandard}

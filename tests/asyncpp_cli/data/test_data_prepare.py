@@ -7,6 +7,7 @@ import gzip
 import json
 import lzma
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,38 @@ def test_a_pattern_finds_what_a_shell_finds(
     monkeypatch.chdir(tmp_path / "here")
     found = [source.name for source in sources.find_sources([pattern])]
     assert found == [pattern.replace("**/", "texts/").replace("**", "*").replace("*", "a")]
+
+
+@pytest.mark.parametrize(
+    ("way", "pack", "between"),
+    [
+        ("gz", gzip.compress, bytes(7)),
+        ("xz", lzma.compress, bytes(4)),
+        ("xz", lzma.compress, bytes(8192)),
+        ("bz2", bz2.compress, b""),
+        ("zst", zstandard.compress, bytes.fromhex("512a4d18 03000000 616263")),  # a frame to be skipped
+    ],
+)
+def test_each_stream_of_a_compressed_file_is_read(
+    way: str, pack: Callable[[bytes], bytes], between: bytes, tmp_path: Path
+) -> None:
+    file = tmp_path / f"x.txt.{way}"
+    parts = [b"first\n", b"", b"second\n" * 400_000, b"last\n"]
+    file.write_bytes(between.join([*map(pack, parts), b""]))
+    [source] = sources.find_sources([str(file)])
+    with sources.opened(source) as (stream, _):
+        assert b"".join(iter(lambda: stream.read(1 << 16), b"")) == b"".join(parts)
+
+
+def test_files_of_a_folder_that_are_left_out_are_named(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("text " * 100)
+    (tmp_path / "texts" / "b.png").write_bytes(b"\x89PNG\0\0")
+    said = asyncpp("data", "prepare", tmp_path / "texts", "--tokenizer", "bytes", "--out", tmp_path / "out")
+    assert (said.code, "texts: b.png not read: no text" in said.errors) == (0, True)
+    (tmp_path / "texts" / "c.txt.lz4").write_bytes(b"\x04\x22\x4d\x18" + bytes(9))
+    said = refusal("data", "prepare", tmp_path / "texts", "--tokenizer", "bytes", "--out", tmp_path / "again")
+    assert "c.txt.lz4 is compressed or an archive" in said
 
 
 def test_a_long_line_of_blanks_is_searched_once_for_an_empty_separator() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
 import lzma
@@ -26,6 +27,7 @@ def break_line(file: Path) -> None:
     file.write_text("\n".join(lines))
 
 
+PACK = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress, "zst": zstandard.compress}
 UTF_16 = "a\nb".encode("utf-16"), "a\nb".encode("utf-16-le")
 
 
@@ -45,8 +47,14 @@ UTF_16 = "a\nb".encode("utf-16"), "a\nb".encode("utf-16-le")
         ("x.jsonl", b"[" * 100_000, [], ["x.jsonl, line 1: not JSON"]),
         ("x.jsonl.gz", gzip.compress(b"{}", mtime=0)[:-3], [], ["x.jsonl.gz cannot be read"]),
         ("x.txt.xz", lzma.compress(b"text" * 99)[:-9], [], ["x.txt.xz cannot be read"]),
-        ("x.txt.zst", zstandard.compress(b"text" * 9)[:-5], [], ["middle of a frame"]),
+        ("x.txt.zst", zstandard.compress(b"text" * 9)[:-5], [], ["middle of a stream"]),
         ("x.txt.zst", b"no zstandard at all", [], ["x.txt.zst cannot be read"]),
+        *((f"x.txt.{way}", PACK[way](b"a") + bytes(5), [], ["cannot be"]) for way in ("xz", "bz2", "zst")),
+        *((f"x.txt.{way}", pack(b"a") + b"b" * 9, [], ["cannot be read"]) for way, pack in PACK.items()),
+        *((f"x.txt.{way}", pack(b"a") + b"b", [], ["cannot be read"]) for way, pack in PACK.items()),
+        *((f"x.txt.{way}", pack(b"a\0" * 9), [], ["not text: it has a zero"]) for way, pack in PACK.items()),
+        *((f"x{way}.txt", pack(b"text" * 9), [], ["compressed or an archive"]) for way, pack in PACK.items()),
+        ("x.jsonl", b"PK\3\4" + bytes(40), [], ["x.jsonl is compressed or an archive", ".zst"]),
         ("x.parquet", b"PAR1 is not enough", [], ["x.parquet cannot be read as Parquet"]),
         ("x.jsonl", None, ["--tokenizer", "bpe"], ["--tokenizer bpe", "accepted: bytes"]),
         ("x.jsonl", None, ["--tokenizer", "train:300"], ["train:300", "docs/data.md"]),
