@@ -18,7 +18,6 @@ import yaml
 from asyncpp_cli.sites.containers import Container
 from asyncpp_cli.sites.profile import Site
 from optimizers import CORRECTIONS, METHODS, CorrectionMethod, Method
-from schedules import OPTIONS
 from stages.config.keys import MISSING, KeyFacts, facts
 from stages.config.run_config import CORRECTION_NAMES, RunConfig
 
@@ -138,9 +137,7 @@ def _default(value: object) -> str:
 
 
 def _declared(section: str) -> dict[str, str]:
-    """Meanings of a section's options: of methods with their owners and default, of schedules as declared."""
-    if section == "schedule":
-        return {name: option.meaning for name, option in OPTIONS.items()}
+    """Meanings of a section's options of optimizers or corrections, with their owners and default."""
     methods = DECLARED.get(section, [])
     meanings = {}
     for name in dict.fromkeys(name for method in methods for name in method.options):
@@ -157,8 +154,6 @@ def _declared(section: str) -> dict[str, str]:
 
 
 def _class(section: type) -> ast.ClassDef:
-    if section.__mro__[1].__name__ == section.__name__:
-        section = section.__mro__[1]  # the class as it is written, without the options
     tree = ast.parse(textwrap.dedent(inspect.getsource(section)))
     [found] = tree.body
     assert isinstance(found, ast.ClassDef)

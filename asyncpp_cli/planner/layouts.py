@@ -13,7 +13,7 @@ from asyncpp_cli.planner.cuts import WORTH_A_CUT
 from asyncpp_cli.planner.representative import smallest_delay
 from asyncpp_cli.runs.settings import copy_of
 from stages.config.limits import ConfigError
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, ScheduleConfig
 from stages.config.segments import schedule_options
 from stages.shape.partition import cut_model
 from stages.validation import check_shard_head
@@ -173,7 +173,7 @@ def layout(
     schedule = schedules.find(name)
     own: dict[str, Any] = {"chunks": chunks, "ahead": ahead, "split": split}
     options = {
-        name: option.run_default for name, option in schedules.OPTIONS.items() if not option.shared
+        name: getattr(ScheduleConfig, name) for name, option in schedules.OPTIONS.items() if not option.shared
     } | own
     config.schedule = replace(base.schedule, name=name, microbatches=microbatches, **options)
     config.schedule.delay = smallest_delay(

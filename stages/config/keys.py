@@ -10,15 +10,9 @@ range of float32, signed 64-bit integers, or the system's clocks.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, dataclass, field, make_dataclass
-from typing import Any, TypeVar
-
-from optimizers import CorrectionMethod, Method
-from optimizers.options import Option
-from schedules import OPTIONS
-
-T = TypeVar("T")
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass, field
+from typing import Any
 
 MISSING: Any = "???"
 """Default of a key that must be set."""
@@ -104,41 +98,9 @@ def facts(declared: Field[Any]) -> KeyFacts:
     return found
 
 
-def with_options(methods: Iterable[Method | CorrectionMethod]) -> Callable[[type[T]], type[T]]:
-    """Give a section a key for every option of `methods`; null stands for the method's default."""
-    options: dict[str, Option] = {}
-    for name, option in ((name, option) for method in methods for name, option in method.options.items()):
-        if type(options.setdefault(name, option).default) is not type(option.default):
-            raise TypeError(f"two methods have an option {name}, of other types")
-
-    def extend(section: type[T]) -> type[T]:
-        keys = [
-            (name, type(option.default) | None, field(default=None, metadata={"key": KeyFacts(option=True)}))
-            for name, option in options.items()
-        ]
-        return _with_keys(section, keys)
-
-    return extend
-
-
-def with_schedule_options(section: type[T]) -> type[T]:
-    """Give a section a key for every option of schedules."""
-    return _with_keys(
-        section,
-        [
-            (name, option.kind, key(option.run_default, low=option.low, high=option.high or LARGEST))
-            for name, option in OPTIONS.items()
-        ],
-    )
-
-
-def _with_keys(section: type[T], keys: list[tuple[str, Any, Any]]) -> type[T]:
-    own = section.__dataclass_fields__  # type: ignore[attr-defined]
-    if taken := {name for name, _, _ in keys} & own.keys():
-        raise TypeError(f"{section.__name__} has a field of its own called {', '.join(sorted(taken))}")
-    extended = make_dataclass(section.__name__, keys, bases=(section,))
-    extended.__module__ = section.__module__
-    return extended
+def option() -> Any:
+    """A field for an option of the section's optimizers or corrections, which declare what they accept."""
+    return field(default=None, metadata={"key": KeyFacts(option=True)})
 
 
 def _shown(value: float) -> str:

@@ -8,26 +8,16 @@ identity.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from optimizers import CORRECTIONS, METHODS
-from stages.config.keys import MISSING, facts, key, with_options, with_schedule_options
-
-
-class _Declared:
-    """A section with keys that are declared elsewhere."""
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, option: str) -> Any: ...
-
-        def __setattr__(self, option: str, value: Any) -> None: ...
+from optimizers import CORRECTIONS
+from stages.config.keys import MISSING, facts, key, option
 
 
-@with_schedule_options
 @dataclass
-class ScheduleConfig(_Declared):
-    """With a key for every option of schedules (`schedules.OPTIONS`)."""
+class ScheduleConfig:
+    """Which program a run performs; `delay` and what follows are the options of schedules
+    (`schedules.OPTIONS`)."""
 
     name: str = MISSING
     """A schedule of `schedules.NAMES`, or `package.module:function`: one of your own (docs/schedules.md)."""
@@ -36,12 +26,29 @@ class ScheduleConfig(_Declared):
     code_sha256: str | None = None
     """Hash of the source of a schedule of your own (docs/run-folder.md#code). `sweep` writes it; a run
     refuses other code."""
+    delay: int = key(1, low=1, high=1_000)
+    """2bw, 2bw-v: updates between the weights a gradient is computed at and those it is applied to. In 2bw a
+    delay of 1 needs at least `parallel.stages` - 1 micro-batches."""
+    ahead: int = key(1, low=1, high=1_000)
+    """2bw: forwards a stage runs ahead of its backwards, for each stage after it. 2 hides late messages and
+    uneven times, and keeps up to twice the activations; a delay of 1 then needs twice as many micro-batches.
+    2bw-v, paci-v: each message has `ahead` - 1 sixths of a micro-batch's time to arrive."""
+    chunks: int = key(1, low=1, high=1_000)
+    """interleaved-1f1b, looped-bfs: stages per rank."""
+    split: bool = False
+    """2bw-v: split backwards, for fewer activations."""
+    costs: list[int] | None = None
+    """2bw-v, paci-v: times of a stage's forward and of the two halves of its backward, whole numbers up to 24
+    in any unit; the order leaves no rank idle at these. null: [1, 1, 1]."""
+    update_interval: int | None = key(None, low=1, high=100_000)
+    """pipedream, paci, paci-v: micro-batches between a stage's updates; null: 1 for pipedream, `microbatches`
+    for the others."""
 
 
-@with_options(METHODS.values())
 @dataclass
-class OptimizerConfig(_Declared):
-    """With a key for every option that an optimizer declares (`asyncpp optimizers show NAME`)."""
+class OptimizerConfig:
+    """An optimizer, its learning rate, and the options of the optimizers (`asyncpp optimizers show NAME`):
+    each takes some of them, and null stands for its own default."""
 
     name: str = MISSING
     """An optimizer of `optimizers.NAMES`, or `package.module:name`: one of your own (docs/optimizers.md)."""
@@ -62,6 +69,30 @@ class OptimizerConfig(_Declared):
     """Options of an optimizer of your own, passed to it by keyword: `optimizer.options.KEY`."""
     code_sha256: str | None = None
     """Hash of the source of an optimizer of your own, as `schedule.code_sha256`."""
+    momentum: float | None = option()
+    nesterov: bool | None = option()
+    beta1: float | None = option()
+    beta2: float | None = option()
+    eps: float | None = option()
+    momentum_decay: float | None = option()
+    momentum_weight: float | None = option()
+    scale: str | None = option()
+    iteration: str | None = option()
+    precision: str | None = option()
+    auxiliary_lr_ratio: float | None = option()
+    row_beta2: float | None = option()
+    row_eps: float | None = option()
+    refresh_interval: int | None = option()
+    beta3: float | None = option()
+    gamma: float | None = option()
+    vector_beta1: float | None = option()
+    vector_beta2: float | None = option()
+    radius: float | None = option()
+    sign_radius: float | None = option()
+    constrained: bool | None = option()
+    source: str | None = option()
+    geometry: str | None = option()
+    stage_aware: bool | None = option()
 
 
 @dataclass
@@ -79,10 +110,9 @@ CORRECTION_NAMES = tuple(name for name, method in CORRECTIONS.items() if not met
 """The corrections that `correction.name` accepts; error feedback has a section of its own."""
 
 
-@with_options(CORRECTIONS[name] for name in CORRECTION_NAMES)
 @dataclass
-class CorrectionConfig(_Declared):
-    """With a key for every option that a correction declares."""
+class CorrectionConfig:
+    """A correction for delay, and the options of all of them; null stands for a correction's own default."""
 
     name: str = key(
         "none",
@@ -90,6 +120,12 @@ class CorrectionConfig(_Declared):
         set_by={name: method.set_by for name, method in CORRECTIONS.items() if method.set_by},
     )
     """A correction instead of error feedback, one of `optimizers.CORRECTIONS`, or `none`."""
+    flavour: str | None = option()
+    reach: float | None = option()
+    anneal: int | None = option()
+    memory: float | None = option()
+    strength: float | None = option()
+    sync_steps: int | None = option()
 
 
 @dataclass

@@ -8,10 +8,16 @@ import pytest
 from support.small_runs import small_config
 
 from asyncpp_cli.runs.settings import KEYS, assign, get
-from optimizers import METHODS
-from optimizers.options import Option
-from stages.config.keys import facts, with_options
-from stages.config.run_config import OptimizerConfig, RunConfig
+from optimizers import CORRECTIONS, METHODS
+from schedules import OPTIONS
+from stages.config.keys import facts
+from stages.config.run_config import (
+    CORRECTION_NAMES,
+    CorrectionConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+)
 from stages.validation import ConfigError, check
 
 WHOLE = [key for key in KEYS if isinstance(get(RunConfig(), key), int)]
@@ -55,10 +61,12 @@ def test_large_settings_within_the_bounds_are_accepted() -> None:
     check(replace(config, seed=2**63 - 1))
 
 
-def test_options_that_would_hide_a_key_or_another_option_are_refused() -> None:
-    one, other = METHODS["adamw"], METHODS["muon"]
-    with pytest.raises(TypeError, match="has a field of its own called lr"):
-        with_options([replace(one, options={"lr": Option(default=0.1, meaning="")})])(OptimizerConfig)
-    whole, part = Option(default=1, meaning=""), Option(default=0.5, meaning="")
-    with pytest.raises(TypeError, match="two methods have an option rank, of other types"):
-        with_options([replace(one, options={"rank": whole}), replace(other, options={"rank": part})])
+def test_every_option_of_schedules_optimizers_and_corrections_is_a_key_of_its_type() -> None:
+    assert OPTIONS.keys() <= {field.name for field in fields(ScheduleConfig)}
+    corrections = [CORRECTIONS[name] for name in CORRECTION_NAMES]
+    for section, methods in ((OptimizerConfig, METHODS.values()), (CorrectionConfig, corrections)):
+        declared = [item for method in methods for item in method.options.items()]
+        keys = {field.name: field.type for field in fields(section) if facts(field).option}
+        assert {(name, f"{type(option.default).__name__} | None") for name, option in declared} == set(
+            keys.items()
+        )
