@@ -75,6 +75,7 @@ def prepare_data(order: PrepareOrder) -> Prepared:
         content = manifest(records, tokenizer=tokenizer, file=TOKENIZER, plan=plan)
         write_text(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
     _note_separators(records, order.separator)
+    _note_changes(records)
     prepared = read_prepared(order.out)
     _cache_facts(prepared, records)
     return prepared
@@ -88,6 +89,17 @@ def _note_separators(records: Sequence[PartRecord], separator: str) -> None:
         say(
             f"note: {separator} stands {within_lines:,} times within lines, where it ends no document; "
             "a document ends with a line of its own (--separator)"
+        )
+
+
+def _note_changes(records: Sequence[PartRecord]) -> None:
+    splits = [split for record in records for split in record.splits.values()]
+    if changed := sum(split.changed for split in splits):
+        share = changed / sum(split.documents for split in splits)
+        example = next(record.example for record in records if record.example)
+        say(
+            f"note: tokens of {share:.2%} of the documents do not decode to their text ({example}); bytes "
+            "and bits per byte count what decoding gives back"
         )
 
 

@@ -46,6 +46,9 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, for display."""
 
+    def given_back(self, documents: Sequence[np.ndarray]) -> list[bytes]:
+        """The text that each document's tokens stand for; the unknown token stands for none."""
+
 
 class Bytes:
     """One token per byte. A zero byte, which text does not contain, ends a document."""
@@ -61,6 +64,9 @@ class Bytes:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return bytes(tokens).decode(errors="replace")
+
+    def given_back(self, documents: Sequence[np.ndarray]) -> list[bytes]:
+        return [document.tobytes() for document in documents]
 
 
 def byte_tokenizer_json() -> str:
@@ -112,6 +118,10 @@ class Library:
         self.text = text
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self._dtype = np.dtype(dtype_for(self.vocab_size))
+        model = json.loads(text)["model"]
+        unknown = model.get("unk_id"), self._tokenizer.token_to_id(model.get("unk_token") or "")
+        self._unknown = next((token for token in unknown if token is not None), -1)
+        """-1: there is no unknown token."""
         if isinstance(end, int):
             self.end_of_document = end
         else:
@@ -135,6 +145,11 @@ class Library:
     def decode(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
+
+    def given_back(self, documents: Sequence[np.ndarray]) -> list[bytes]:
+        ids = [document[document != self._unknown].tolist() for document in documents]
+        texts = self._tokenizer.decode_batch(ids, skip_special_tokens=False)
+        return [text.encode("utf-8", "replace") for text in texts]
 
 
 def library() -> Any:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +20,7 @@ from asyncpp_cli.data.parts import InputPart
 from asyncpp_cli.data.tokenizers import BATCH, Bytes, Library, Tokenizer
 from stages.data.prepared import SPLITS
 from stages.data.shards import dtype_for
+from stages.data.text import byte_counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +45,10 @@ class PartSplit:
     """Name of the shard; empty if there is none."""
     documents: int = 0
     tokens: int = 0
+    changed: int = 0
+    """Documents whose tokens do not decode to their text."""
     bytes: int = 0
-    """Bytes of text, without end-of-document tokens."""
+    """Bytes of text that decoding its tokens gives back, without end-of-document tokens."""
     sha256: str = ""
     largest: int = 0
     """Largest token."""
@@ -59,6 +63,8 @@ class PartRecord:
     splits: dict[str, PartSplit]
     separators: int = 0
     """Times that the separator stands within a line of text, where it ends no document."""
+    example: str = ""
+    """Where tokens of a document first do not decode to its text, for messages; empty: nowhere."""
 
 
 def tokenize(part: InputPart) -> PartRecord:
@@ -75,7 +81,7 @@ def tokenize(part: InputPart) -> PartRecord:
     before = np.array([] if start is None else [start], dtype=dtype)
     splits = {name: PartSplit() for name in SPLITS}
     counts = {name: np.zeros(256, dtype=np.int64) for name in SPLITS}
-    mark, separators = settings.separator.strip().encode(), 0
+    mark, separators, example = settings.separator.strip().encode(), 0, ""
     with ExitStack() as opened:
         shards = {
             name: _Shard(out / f"{name}-{part.number:06}.bin", split, opened)
@@ -83,7 +89,7 @@ def tokenize(part: InputPart) -> PartRecord:
         }
         for batch in _batches(part, settings):
             encoded = tokenizer.encode([document.text for document in batch])
-            for whole, tokens in zip(batch, encoded, strict=True):
+            for whole, tokens, decoded in zip(batch, encoded, tokenizer.given_back(encoded), strict=True):
                 document, piece, _ = whole
                 _check_text(whole, tokens, tokenizer)
                 name = SPLITS[is_held_out(document, share=settings.validation_share)]
@@ -91,12 +97,25 @@ def tokenize(part: InputPart) -> PartRecord:
                     separators += document.count(mark)
                 shards[name].write(before, tokens.astype(dtype, copy=False), end)
                 splits[name].documents += 1
-                splits[name].bytes += len(document)
-                counts[name] += np.bincount(np.frombuffer(document, dtype=np.uint8), minlength=256)
+                kept = byte_counts(document)
+                if decoded != document:
+                    splits[name].changed += 1
+                    kept = np.minimum(kept, byte_counts(decoded))
+                    example = example or _difference(whole, decoded)
+                counts[name] += kept
         for name, shard in shards.items():
             shard.finish()
             splits[name].byte_counts = counts[name].tolist()
-    return PartRecord(number=part.number, splits=splits, separators=separators)
+            splits[name].bytes = int(counts[name].sum())
+    return PartRecord(number=part.number, splits=splits, separators=separators, example=example)
+
+
+def _difference(document: Document, decoded: bytes) -> str:
+    """Where a document's text and what its tokens decode to first differ, in words."""
+    text, back = document.text.decode(), decoded.decode()
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, back, strict=False)))
+    around = slice(max(0, same - 10), same + 20)
+    return f"{document}: {text[around]!r} becomes {back[around]!r}"
 
 
 def _check_text(document: Document, tokens: np.ndarray, tokenizer: Tokenizer) -> None:

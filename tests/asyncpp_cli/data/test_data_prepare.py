@@ -6,13 +6,14 @@ import bz2
 import gzip
 import json
 import lzma
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import zstandard
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 from support.files import contents
 from support.texts import (
     SHARE,
@@ -122,6 +123,44 @@ def test_files_of_a_folder_that_are_left_out_are_named(tmp_path: Path) -> None:
     (tmp_path / "texts" / "c.txt.lz4").write_bytes(b"\x04\x22\x4d\x18" + bytes(9))
     said = refusal("data", "prepare", tmp_path / "texts", "--tokenizer", "bytes", "--out", tmp_path / "again")
     assert "c.txt.lz4 is compressed or an archive" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "share", "kept", "becomes"),
+    [
+        ("dropped", "25.00%", "abcd", "'ab CDé cd' becomes 'abcd'"),
+        ("unknown", "25.00%", "abcd", "'ab CDé cd' becomes 'abcd'"),
+        ("no decoder", "97.50%", "ab  cd", "'xx' becomes 'x x'"),
+        ("lowercase", "25.00%", "ab é cd", "'ab CDé cd' becomes 'ab cdé cd'"),
+    ],
+)
+def test_bytes_are_those_that_decoding_gives_back(
+    kind: str, share: str, kept: str, becomes: str, tmp_path: Path
+) -> None:
+    """Bits per byte are of these: they were of bytes that no token stood for."""
+    import tokenizers
+
+    characters = "abcd éx" if kind == "lowercase" else "abcdx"
+    vocab = {character: number for number, character in enumerate(["</s>", "[UNK]", *characters])}
+    model = tokenizers.models.BPE(vocab, [], unk_token="[UNK]" if kind == "unknown" else None)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = tokenizers.normalizers.Lowercase() if kind == "lowercase" else None
+    tokenizer.decoder = None if kind == "no decoder" else tokenizers.decoders.Fuse()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    texts = [*("x" * (number + 1) for number in range(30)), *["ab CDé cd"] * 10]
+    write_lines(tmp_path / "in.jsonl", texts)
+    out = tmp_path / "out"
+    arguments = ["--tokenizer", tmp_path / "tokenizer.json", "--validation-share", "0.5", "--out", out]
+    said = succeeded("data", "prepare", tmp_path / "in.jsonl", *arguments, "--workers", "1").errors
+    assert f"{share} of the documents do not decode to their text ({tmp_path}/in.jsonl, line " in said
+    assert becomes in said
+    manifest = json.loads((out / "manifest.json").read_text())
+    splits = manifest["splits"].values()
+    assert sum(split["bytes"] for split in splits) == sum(range(31)) + 10 * len(kept.encode())
+    held_out = [text for text in texts if documents.is_held_out(text.encode(), share=0.5)]
+    kept_text = "".join(held_out).replace("ab CDé cd", kept).encode()
+    shares = [kept_text.count(byte) / len(kept_text) for byte in set(kept_text)]
+    assert manifest["unigram_bits_per_byte"] == pytest.approx(-sum(p * math.log2(p) for p in shares))
 
 
 def test_a_long_line_of_blanks_is_searched_once_for_an_empty_separator() -> None:
