@@ -47,6 +47,10 @@ IN_ONE = (Kind.HIDDEN, Kind.PART, Kind.OF_EMBEDDED)
 """Kinds of messages between one rank and all others that follow each other on one queue of a GPU: those of a
 micro-batch belong together. Of other kinds each pair has its own: with those a rank that synchronizes its
 device could wait for a message that waits for its turn (`tests/stages/comm/test_nccl_streams.py`)."""
+MOST_QUEUES = 32
+"""Hardware queues that CUDA uses at most, and streams of one priority that torch has."""
+OWN_QUEUES = 2
+"""Queues of a GPU for the actions and for the updates of its rank."""
 
 
 class Channel(NamedTuple):
@@ -155,17 +159,30 @@ def channels_between_ranks(
     return {(sender, receiver, kind) for sender, receiver, kind in of_ranks if sender != receiver}
 
 
-def most_queues(rank_of_stage: Sequence[int], *, head_shards: int, tied_shards: bool) -> int:
-    """The most queues that a GPU needs for the messages of its rank: one for each of `IN_ONE`, else one for
-    each channel to or from another rank."""
-    queues = {
-        (rank, kind) if kind in IN_ONE else (rank, kind, sender, receiver)
+class RankLinks(NamedTuple):
+    """What carries the messages of a rank."""
+
+    communicators: int
+    """One for each of `IN_ONE`, and one for each other channel to or from another rank."""
+    channels: int
+    """Directed pairs with another rank, by kind of message."""
+
+
+@lru_cache(maxsize=64)
+def links_of_ranks(
+    rank_of_stage: tuple[int, ...], *, head_shards: int, tied_shards: bool
+) -> tuple[RankLinks, ...]:
+    """The links of each rank; arguments as in `Program`."""
+    ends = [
+        (rank, kind, sender, receiver)
         for sender, receiver, kind in channels_between_ranks(
             rank_of_stage, head_shards=head_shards, tied_shards=tied_shards
         )
         for rank in (sender, receiver)
-    }
-    return max(Counter(rank for rank, *_ in queues).values(), default=0)
+    ]
+    communicators = Counter(rank for rank, *_ in {end[:2] if end[1] in IN_ONE else end for end in ends})
+    channels = Counter(rank for rank, *_ in ends)
+    return tuple(RankLinks(communicators[rank], channels[rank]) for rank in range(max(rank_of_stage) + 1))
 
 
 def sent_between_ranks(program: Program, *, by_or_to: int | None = None) -> MessagesByPair:

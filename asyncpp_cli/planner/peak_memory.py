@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from optimizers.corrections.catalogue import CORRECTIONS, correction_copies
 from optimizers.state_size import step_values
+from schedules.messages import RankLinks
 from stages.config.run_config import RunConfig, chosen_correction, optimizer_options
 from stages.memory.estimate import head_chunk_rows, planned_on_gpu, sizes, tied_values
 from stages.shape.activations import INDEX_BYTES
@@ -151,23 +152,24 @@ default allocator reserved 15 to 21 % above all that was allocated (benchmarks/r
 """
 
 
-def communicator_bytes(*, neighbours: int, stages: int, data: int) -> int:
+def communicator_bytes(links: RankLinks, *, stages: int, data: int) -> int:
     """Approximate memory of NCCL for a rank's communicators: what each takes by itself, as measured, and one
     buffer per channel, peer and direction.
 
-    There is one communicator per neighbour and direction. The group of the pipeline exchanges a few numbers
-    around a ring; the group of the data ranks also sends to all members at once, one channel each.
+    The group of the pipeline exchanges a few numbers around a ring; the group of the data ranks also sends to
+    all members at once, one channel each.
 
     Args:
-        neighbours: of the rank in its pipeline; a rank with links in both directions counts twice.
+        links: of the rank in its pipeline.
         stages: ranks of the pipeline.
         data: data ranks.
     """
-    links, groups = 2 * neighbours, (stages > 1) + (data > 1)
+    groups = (stages > 1) + (data > 1)
     if not groups:
         return 0
-    buffers = links * LINK_CHANNELS + 2 * groups * GROUP_CHANNELS + 2 * (data - 1)
-    return NCCL_KERNELS + links * LINK_BYTES + groups * GROUP_BYTES + buffers * NCCL_BUFFER
+    buffers = links.channels * LINK_CHANNELS + 2 * groups * GROUP_CHANNELS + 2 * (data - 1)
+    own = links.communicators * LINK_BYTES + groups * GROUP_BYTES
+    return NCCL_KERNELS + own + buffers * NCCL_BUFFER
 
 
 def allocator_bytes(transient: float) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain, pairwise
 
 from asyncpp_cli.planner.alike import Settings, alike_cuts, remembered
 from asyncpp_cli.planner.kept import kept
@@ -27,14 +26,15 @@ from asyncpp_cli.planner.representative import (
 from asyncpp_cli.planner.stage_times import layout_cuts, own_cut_of
 from optimizers import is_custom
 from schedules import Op
-from schedules.messages import Kind, channels_between_ranks
+from schedules.messages import MOST_QUEUES, OWN_QUEUES, Kind, RankLinks, links_of_ranks
 from stages.comm.reduction_rounds import ROUND_BYTES, UNDER_WAY
 from stages.config.run_config import RunConfig
-from stages.config.segments import has_tied_shards
+from stages.config.segments import has_tied_shards, schedule_facts
 from stages.memory.estimate import (
     lasting_bytes,
     message_bytes,
     microbatch_activations,
+    planned_on_gpu,
     reduction_bytes,
 )
 from stages.shape.partition import (
@@ -133,7 +133,7 @@ def parts_of_stages(config: RunConfig, sizes: Sequence[float]) -> list[dict[str,
     )
     parts: list[dict[str, int]] = []
     known: dict[tuple[int, ...], dict[str, int]] = {}  # most stages are alike
-    stages_of, neighbours = stages_of_ranks(rank_of_stage), _neighbours(config, rank_of_stage)
+    stages_of, links = stages_of_ranks(rank_of_stage), links_of(config, rank_of_stage)
     for stage, cut in enumerate(cuts):
         rank = rank_of_stage[stage]
         of_rank = dict.fromkeys(("messages", "reduction", "communicators"), 0)
@@ -141,7 +141,7 @@ def parts_of_stages(config: RunConfig, sizes: Sequence[float]) -> list[dict[str,
             held = frozenset(cuts[own] for own in stages_of[rank])
             of_rank["reduction"] = _reduction_bytes(settings, held)
             of_rank["communicators"] = communicator_bytes(
-                neighbours=neighbours[rank], stages=config.parallel.stages, data=config.parallel.data
+                links[rank], stages=config.parallel.stages, data=config.parallel.data
             )
         facts = run.course.versions[stage], run.course.mismatch[stage], run.buffers[stage]
         if (own := known.get((id(cut), *facts))) is None:
@@ -216,20 +216,17 @@ def _of_an_action(settings: Settings, cut: StageCut, mismatched: bool) -> dict[s
     }
 
 
-def _neighbours(config: RunConfig, rank_of_stage: tuple[int, ...]) -> list[int]:
-    """For each rank, its neighbours in the pipeline, as `communicator_bytes` counts them."""
-    if config.parallel.shard_head:
-        return _linked(rank_of_stage, config.parallel.stages, has_tied_shards(config))
-    pairs = {pair for pair in pairwise(rank_of_stage) if pair[0] != pair[1]}
-    found = [0] * config.parallel.stages
-    for rank in chain.from_iterable(pairs):
-        found[rank] += 1
-    return found
+def links_of(config: RunConfig, rank_of_stage: Sequence[int]) -> Sequence[RankLinks]:
+    """The links of each rank of a layout, from the ranks of its stages without shards of the head."""
+    ranks, blocks = config.parallel.stages, schedule_facts(config).stages
+    shards = ranks * config.parallel.shard_head
+    return links_of_ranks(
+        (*rank_of_stage[:blocks], *range(shards)), head_shards=shards, tied_shards=has_tied_shards(config)
+    )
 
 
-@lru_cache(maxsize=64)
-def _linked(rank_of_stage: tuple[int, ...], shards: int, tied: bool) -> list[int]:
-    """With shards of the head: half the kinds of messages between each rank and others."""
-    channels = channels_between_ranks(rank_of_stage, head_shards=shards, tied_shards=tied)
-    ends = list(chain.from_iterable((sender, receiver) for sender, receiver, _ in channels))
-    return [ends.count(rank) // 2 for rank in range(shards)]
+def needs_too_many_queues(config: RunConfig, rank_of_stage: Sequence[int]) -> bool:
+    """Whether a run on GPUs would be refused, as a rank has more communicators than its GPU has queues."""
+    most = max(links.communicators for links in links_of(config, rank_of_stage))
+    groups = (config.parallel.stages > 1) + (config.parallel.data > 1)
+    return planned_on_gpu(config) and most + groups + OWN_QUEUES > MOST_QUEUES

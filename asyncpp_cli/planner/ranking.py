@@ -15,8 +15,8 @@ from asyncpp_cli.planner.bounds import in_flight, least_seconds, least_with_time
 from asyncpp_cli.planner.cuts import times_if_all_fits
 from asyncpp_cli.planner.estimate import Estimate, estimate, fitting, own_estimate, step_with
 from asyncpp_cli.planner.layouts import layouts
-from asyncpp_cli.planner.planned_memory import fits
-from asyncpp_cli.planner.representative import Shape, is_tieable
+from asyncpp_cli.planner.planned_memory import fits, needs_too_many_queues
+from asyncpp_cli.planner.representative import Shape, is_tieable, represented
 from asyncpp_cli.planner.stage_times import CostModel
 from asyncpp_cli.planner.step_time import StepTime
 from stages.config.run_config import RunConfig
@@ -174,4 +174,6 @@ class _Memory:
 
 
 def _possible(config: RunConfig) -> bool:
+    if needs_too_many_queues(config, represented(Shape.of(config)).rank_of_stage):
+        return False
     return not config.model.tied or config.parallel.shard_head or is_tieable(Shape.of(config))

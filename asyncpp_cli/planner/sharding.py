@@ -16,6 +16,7 @@ from asyncpp_cli.planner.peak_memory import allocator_bytes, communicator_bytes,
 from optimizers import method_named
 from optimizers.options import Value
 from optimizers.state_size import state_values, step_values
+from schedules.messages import RankLinks
 from stages.config.run_config import ModelConfig, RunConfig, optimizer_options
 from stages.memory.estimate import head_chunk_rows, microbatch_activations, recomputed_bytes, sizes
 from stages.shape.activations import INDEX_BYTES
@@ -147,7 +148,7 @@ def memory(config: RunConfig, sharding: Sharding) -> dict[str, int]:
         "master": master * size.master,
         "optimizer": state * size.master,
         **fullest,
-        "communicators": communicator_bytes(neighbours=0, stages=1 + (sharding.replicas > 1), data=ranks),
+        "communicators": communicator_bytes(RankLinks(0, 0), stages=1 + (sharding.replicas > 1), data=ranks),
         "allocator": allocator_bytes(sum(fullest.values()) - fullest["gradients"]),
     }
 

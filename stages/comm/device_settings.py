@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from schedules.messages import MOST_QUEUES, OWN_QUEUES
+
 
 class Setting(NamedTuple):
     """An environment variable that CUDA, NCCL or torch reads once, when it starts."""
@@ -122,12 +124,6 @@ def check_environment(environment: Mapping[str, str], *, ranks: int) -> None:
                 f"GPUs, since {refused.why}; accepted: unset, {refused.accepted} (anything for a run of one "
                 "rank, and with --replay)"
             )
-
-
-MOST_QUEUES = 32
-"""Hardware queues that CUDA uses at most, and streams of one priority that torch has."""
-OWN_QUEUES = 2
-"""Queues for the actions and for the updates."""
 
 
 def check_queues(environment: Mapping[str, str], *, communicators: int) -> None:

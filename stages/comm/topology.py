@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from schedules import Program
-from schedules.messages import most_queues
+from schedules.messages import links_of_ranks
 from stages.comm.collectives import (
     DistributedGroup,
     Group,
@@ -57,10 +57,11 @@ def connect(
     ranks = program.num_ranks
     data_ranks = process.size // ranks
     if process.device_waits:
-        links = most_queues(
+        links = links_of_ranks(
             program.rank_of_stage, head_shards=program.head_shards, tied_shards=program.tied_shards
         )
-        check_queues(os.environ, communicators=links + (ranks > 1) + (data_ranks > 1))
+        most = max(of_rank.communicators for of_rank in links)
+        check_queues(os.environ, communicators=most + (ranks > 1) + (data_ranks > 1))
     rank, data_rank = divmod(process.rank, data_ranks)
     generation = next(process.generations)
     members = [other * data_ranks + data_rank for other in range(ranks)]

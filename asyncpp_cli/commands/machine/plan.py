@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from asyncpp_cli.planner.estimate import Estimate
     from asyncpp_cli.planner.fsdp import Sharded
     from asyncpp_cli.planner.stage_times import CostModel
-    from stages.config.run_config import RunConfig
 
 
 @contextmanager
@@ -170,6 +168,8 @@ def plan(
     from asyncpp_cli.planner.costs.devices import DEVICES
     from asyncpp_cli.planner.costs.profile_costs import read_profile
     from asyncpp_cli.planner.costs.roofline import Roofline
+    from asyncpp_cli.planner.decision import best_layouts
+    from asyncpp_cli.planner.estimate import Estimate
     from asyncpp_cli.planner.fsdp import best_sharded
     from asyncpp_cli.planner.layouts import CONSIDERED
     from asyncpp_cli.planner.ranking import ranked
@@ -226,21 +226,13 @@ def plan(
     if out is not None or len(tokens_per_step or ()) > 1:
         raise UserError("--out, and several --tokens-per-step, are accepted with --map")
     tokens = tokens_per_step[0] if tokens_per_step else base.tokens_per_step
-    synchronous_alone = False
-
-    def wanted(config: RunConfig) -> bool:
-        return not synchronous_alone or schedules.is_synchronous(config.schedule.name)
-
-    estimates = ranked(
-        order.base.config,
-        gpus=gpus,
-        tokens_per_step=tokens,
-        names=names,
-        costs=order.costs,
-        limit_gb=order.limit_gb,
-        wanted=wanted,
-        all_of_them=as_json,
-    )
+    asked: dict[str, Any] = {
+        "gpus": gpus,
+        "tokens_per_step": tokens,
+        "costs": order.costs,
+        "limit_gb": order.limit_gb,
+    }
+    estimates = ranked(order.base.config, names=names, all_of_them=as_json, **asked)
     if base.note:
         say(base.note)
     if base.config.data.document_mask:
@@ -248,25 +240,18 @@ def plan(
         say(f"Attention within documents is {share:.0%} of causal attention in this data; times count that.")
     sharded: list[Sharded] = []
     if order.times_known and not schedule:
-        sharded = best_sharded(
-            order.base.config,
-            gpus=gpus,
-            tokens_per_step=tokens,
-            costs=order.costs,
-            limit_gb=order.limit_gb,
-        )
+        sharded = best_sharded(order.base.config, **asked)
     if as_json:
         _print_json([_record(each, order) for each in _among(sharded, list(estimates), order)])
         return
-    pipelines, alike, beyond = _different(estimates, rows=rows)
-    synchronous = _first_synchronous(pipelines, order)
+    pipelines, alike = _different(estimates, rows=rows)
     said = [f"the best {len(pipelines)} pipelines"]
-    if synchronous is None:
-        synchronous_alone = True
-        synchronous = _first_synchronous(chain(beyond, estimates), order)
-        if synchronous is not None:
-            pipelines.append(synchronous)
-            said.append("the best synchronous one")
+    # Of all layouts, shown or not.
+    of_kinds = best_layouts(order.base.config, names=names, **asked)
+    synchronous, delayed, more_delayed = (None if best is None else best.layout for best in of_kinds.values())
+    if isinstance(synchronous, Estimate) and not any(each.delay == 0 for each in pipelines):
+        pipelines.append(synchronous)
+        said.append("the best synchronous one")
     if sharded:
         said.append("FSDP")
     shown = _among(sharded, pipelines, order)
@@ -288,10 +273,15 @@ def plan(
             "alone are left out (--json has them)."
         )
     if sharded and best is not None:
-        say(_decision(sharded[0], best, pipelines, order))
+        say(_decision(sharded[0], best, [delayed, more_delayed]))
     elif order.times_known and not schedule and gpus > 1 and isinstance(order.costs, Roofline):
-        say("FSDP: none fits, or a step has less than a sequence for each GPU.")
+        say(_without_sharded(order, tokens))
     _show_memory(chosen, order, title="The first of them" if number == 1 else f"Row {number}")
+    if chosen.exceeds(order.limit_gb):
+        if as_template is not None:
+            raise UserError(f"--as-template: no layout of these fits {order.limit_gb:.1f} GB")
+        say("It does not fit, so its settings are not shown.")
+        return
     settings = _settings(chosen, order.base)
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
     say(f"Row {number} as settings: {shlex.join(f'{key}={text}' for key, text in texts.items())}")
@@ -618,27 +608,34 @@ def _among(
 
 
 def _decision(
-    sharded: Sharded, synchronous: Estimate | Sharded, pipelines: Iterable[Estimate], order: _Order
+    sharded: Sharded, synchronous: Estimate | Sharded, delayed: Sequence[Estimate | Sharded | None]
 ) -> str:
-    """What to use, in a sentence or two."""
+    """What to use, in a sentence or two, from the best of all layouts: synchronous, and by delay."""
     kind = sharded.name.partition(",")[0].upper()
     lost = f"Here {kind} loses {sharded.lost:.1%} of its step to exchanges"
-    # The least delay that is shown: what that costs is known best.
-    late = [each for each in pipelines if each.delay and not each.exceeds(order.limit_gb)]
-    delayed = min(late, key=lambda each: each.delay, default=None)
-    more = 0.0 if delayed is None else synchronous.step.seconds / delayed.step.seconds - 1
-    if delayed is None or more <= 0:
+    faster = (each for each in delayed if each and each.step.seconds < synchronous.step.seconds)
+    # What the least delay costs is known best.
+    late = next(faster, None)
+    if late is None:
         return f"{lost}. Use {synchronous.place}: no layout with a delay is faster."
+    more = synchronous.step.seconds / late.step.seconds - 1
     return (
-        f"{lost}; the best synchronous choice is {synchronous.place}. {delayed.place} pays if its delay of "
-        f"{delayed.delay} costs fewer than {more:.1%} more steps; training tells (asyncpp sweep verdict)."
+        f"{lost}; the best synchronous choice is {synchronous.place}. {late.place} pays if its delay of "
+        f"{late.delay} costs fewer than {more:.1%} more steps; training tells (asyncpp sweep verdict)."
     )
 
 
-def _first_synchronous(estimates: Iterable[Estimate], order: _Order) -> Estimate | None:
-    """The first synchronous layout before any that does not fit; None if there is none."""
-    fitting = takewhile(lambda each: not each.exceeds(order.limit_gb), estimates)
-    return next((each for each in fitting if each.delay == 0), None)
+def _without_sharded(order: _Order, tokens: int) -> str:
+    """Why there is no layout of FSDP, and which tokens per step would have one."""
+    gpus, context = order.gpus, order.base.config.data.context
+    unit = gpus * context
+    if tokens % unit == 0:
+        return f"FSDP: no layout of it fits {order.limit_gb:.1f} GB."
+    accepted = " or ".join(f"{count * unit:,}" for count in (tokens // unit, tokens // unit + 1) if count)
+    return (
+        f"FSDP: {tokens:,} tokens per step do not divide into sequences of {context:,} for {gpus} GPUs; "
+        f"--tokens-per-step {accepted} would."
+    )
 
 
 def _show(
@@ -723,14 +720,13 @@ def _unit(layouts: Sequence[Estimate | Sharded]) -> tuple[str, float, str]:
     return ("MB", 1e-3, "{:,.0f}") if max(each.memory_gb for each in layouts) < 1 else ("GB", 1.0, "{:,.2f}")
 
 
-def _different(estimates: Iterator[Estimate], *, rows: int) -> tuple[list[Estimate], int, list[Estimate]]:
-    """The first `rows` of the estimates, how many others are like one of them, and what else was taken.
+def _different(estimates: Iterator[Estimate], *, rows: int) -> tuple[list[Estimate], int]:
+    """The first `rows` of the estimates, and how many others are like one of them.
 
     Of layouts that differ in micro-batches and size alone and take as long, the one with least memory is
     taken.
     """
     alike: dict[tuple[Any, ...], list[Estimate]] = {}
-    beyond: list[Estimate] = []
     last = 0.0
     for estimate in estimates:
         config = estimate.config
@@ -746,11 +742,10 @@ def _different(estimates: Iterator[Estimate], *, rows: int) -> tuple[list[Estima
             alike.setdefault(key, []).append(estimate)
             last = float(seconds)
             continue
-        beyond.append(estimate)
         if float(seconds) != last:
             break
     shown = [min(group, key=lambda each: each.memory_gb) for group in alike.values()]
-    return shown, sum(map(len, alike.values())) - len(shown), beyond
+    return shown, sum(map(len, alike.values())) - len(shown)
 
 
 def _span(seconds: float) -> str:

@@ -4,10 +4,11 @@ traffic at its bandwidth."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from asyncpp_cli.planner.costs.devices import Device
-from asyncpp_cli.planner.costs.links import COPIED, HELD, LINK_SHARE
+from asyncpp_cli.planner.costs.links import COPIED, HELD, LINK_SHARE, fits_a_node
 from optimizers import check_options, method_named
 from optimizers.state_size import state_values
 from stages.config.run_config import RunConfig, optimizer_options
@@ -63,6 +64,10 @@ class Roofline:
     @property
     def source(self) -> str:
         return f"{self.device.name} (data sheet)"
+
+    def over(self, **links: Any) -> Roofline:
+        """The same GPU with other links: fields of `Device` and their values."""
+        return Roofline(replace(self.device, **links))
 
     @property
     def threads(self) -> None:
@@ -140,11 +145,13 @@ class Roofline:
 
     def reduction(self, config: RunConfig, parameters: int) -> float:
         """Reduce-scatter of a stage's gradients and all-gather of its new weights over the data ranks."""
-        return self._reduced_bytes(config, parameters) / (self.device.network_gbs * _GIGA)
+        within = fits_a_node(config.parallel.data, self.device.node_gpus)
+        rate = self._within if within else self.device.network_gbs * _GIGA
+        return self._reduced_bytes(config, parameters) / rate
 
     def beside_reduction(self, config: RunConfig, parameters: int) -> float:
         """Seconds that what is computed beside that takes longer, as beside exchanges of FSDP."""
-        copied = self._reduced_bytes(config, parameters) / (self.device.link_gbs * _GIGA * LINK_SHARE)
+        copied = self._reduced_bytes(config, parameters) / self._within
         return HELD * self.reduction(config, parameters) + COPIED * copied
 
     def _reduced_bytes(self, config: RunConfig, parameters: int) -> float:
@@ -152,8 +159,16 @@ class Roofline:
         return parameters * (size.master + size.replica) * (ranks - 1) / ranks
 
     def message(self, config: RunConfig) -> float:
-        """Sending one stage's activations or gradients to the next."""
-        return message_bytes(config) / (self.device.network_gbs * _GIGA) + self.device.latency_us * _MICRO
+        """Sending one stage's activations or gradients to the next: over the network, unless all ranks of the
+        run share a node."""
+        within = config.parallel.stages * config.parallel.data <= self.device.node_gpus
+        rate = self._within if within else self.device.network_gbs * _GIGA
+        return message_bytes(config) / rate + self.device.latency_us * _MICRO
+
+    @property
+    def _within(self) -> float:
+        """Rate between GPUs of a node, bytes per second."""
+        return self.device.link_gbs * _GIGA * LINK_SHARE
 
     def _peak(self, precision: str) -> float:
         return self.device.tflops[precision] * _TERA

@@ -13,6 +13,7 @@ from asyncpp_cli.planner.estimate import estimate
 from asyncpp_cli.planner.peak_memory import NCCL_BUFFER, communicator_bytes
 from asyncpp_cli.planner.planned_memory import OF_THE_DEVICE
 from asyncpp_cli.planner.stage_times import stage_times
+from schedules.messages import RankLinks
 from stages.config.run_config import RunConfig
 from stages.shape.partition import cut_of
 
@@ -70,10 +71,11 @@ def test_context_and_communicators_take_what_they_took() -> None:
 
     def without_peers(*, neighbours: int = 0, stages: int, data: int = 1) -> float:
         buffers = 2 * neighbours * 4 + 2 * 32 * ((stages > 1) + (data > 1)) + 2 * (data - 1)
-        taken = communicator_bytes(neighbours=neighbours, stages=stages, data=data)
+        links = RankLinks(2 * neighbours, 2 * neighbours)
+        taken = communicator_bytes(links, stages=stages, data=data)
         return (taken - buffers * NCCL_BUFFER) / 1e6
 
-    assert communicator_bytes(neighbours=0, stages=1, data=1) == 0
+    assert communicator_bytes(RankLinks(0, 0), stages=1, data=1) == 0
     assert without_peers(stages=2) == pytest.approx(first, abs=1)
     assert without_peers(stages=1, data=4) == pytest.approx(first, abs=1)
     assert without_peers(stages=2, data=4) == pytest.approx(first + second, abs=1)

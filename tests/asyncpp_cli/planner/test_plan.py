@@ -26,8 +26,8 @@ from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes, Roofline
 from asyncpp_cli.planner.cuts import WORTH_A_CUT, _other_cuts
 from asyncpp_cli.planner.estimate import Estimate, estimate, fitting, losses, own_estimate
 from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layouts
-from asyncpp_cli.planner.planned_memory import OF_THE_DEVICE
-from asyncpp_cli.planner.ranking import ranked
+from asyncpp_cli.planner.planned_memory import OF_THE_DEVICE, links_of
+from asyncpp_cli.planner.ranking import _possible, ranked
 from asyncpp_cli.planner.representative import Shape, delay_of, is_tieable, messages, messages_at_most
 from asyncpp_cli.runs.settings import assign, copy_of
 from schedules import ScheduleError, find, is_synchronous
@@ -513,3 +513,22 @@ def test_every_command_plans_for_the_same_device(
         rows = list(csv.DictReader((tmp_path / "ranks.csv").read_text().splitlines()))
         of_tensors = [sum(n for kind, n in of.items() if kind not in OF_THE_DEVICE) for of in held]
         assert [int(row["planned_bytes"]) for row in rows] == of_tensors
+
+
+@pytest.mark.parametrize(("stages", "refused"), [(8, False), (12, True), (16, True)])
+def test_a_layout_with_more_communicators_than_a_gpu_has_queues_is_not_planned(
+    stages: int, refused: bool
+) -> None:
+    """A run of it ends before its first step (`stages.comm.topology.connect`)."""
+    chosen = {"stages": stages, "data": 2, "microbatches": 32, "shard_head": True}
+    config = layout_of("360m", "2bw-v", "model.tied=true", **chosen)
+    assert _possible(config) != refused
+    assert _possible(replace(config, site=replace(config.site, device="cpu")))
+
+
+def test_shards_of_the_head_share_communicators_as_in_a_run() -> None:
+    """Hidden states, and parts of their gradient, have one each with all ranks; sums one for each pair."""
+    config = layout_of("360m", "2bw", stages=4, microbatches=16, shard_head=True)
+    of_first, *_, of_last = links_of(config, (0, 1, 2, 3))
+    assert of_first == (2 + 2 + 1, 2 + 3)
+    assert of_last == (2 + 2 + 3, 2 + 3 * 3)
