@@ -11,7 +11,16 @@ Actions of a program: `schedules.actions`. What stages send each other: `schedul
 
 from schedules.actions import NO_MICROBATCH, Action, Op, Program, ScheduleError, parse_action
 from schedules.analyze import Analysis, analyze
-from schedules.catalogue import FAMILY, NAMES, build, find, is_synchronous, options_taken, smallest_delay
+from schedules.catalogue import (
+    FAMILY,
+    KNOWN,
+    NAMES,
+    build,
+    find,
+    is_synchronous,
+    options_taken,
+    smallest_delay,
+)
 from schedules.custom import is_custom
 from schedules.options import OPTIONS
 from schedules.schedule import Schedule
@@ -20,6 +29,7 @@ from schedules.verify import find_problems, verify
 
 __all__ = [
     "FAMILY",
+    "KNOWN",
     "NAMES",
     "NO_MICROBATCH",
     "OPTIONS",

@@ -11,6 +11,7 @@ from schedules.custom import custom_function, custom_program, is_custom
 from schedules.head_shards import FURTHER_AHEAD, with_head_shards
 from schedules.library.controllable_memory import V_HALF, V_MIN
 from schedules.library.dualpipe_v import DUALPIPE_V
+from schedules.library.fully_sharded import FSDP, HSDP
 from schedules.library.gpipe import GPIPE
 from schedules.library.interleaved import INTERLEAVED_1F1B
 from schedules.library.looped_bfs import LOOPED_BFS
@@ -50,20 +51,24 @@ FAMILY: dict[str, Schedule] = {
 NAMES: tuple[str, ...] = tuple(FAMILY)
 """The schedules of the family."""
 
+KNOWN: dict[str, Schedule] = FAMILY | {schedule.name: schedule for schedule in (FSDP, HSDP)}
+"""What a run's schedule may be called: a pipeline of the family, or a way to shard that pipelines are
+compared with."""
+
 
 def find(name: str) -> Schedule:
-    """The member of the family called `name`.
+    """The schedule called `name`.
 
     Raises:
         ScheduleError: There is none; the message lists the accepted names.
     """
-    if name not in FAMILY:
-        near = difflib.get_close_matches(name, NAMES, n=1)
+    if name not in KNOWN:
+        near = difflib.get_close_matches(name, KNOWN, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ScheduleError(
-            f"unknown schedule {name!r}; {hint}accepted: {', '.join(NAMES)}, or package.module:function"
+            f"unknown schedule {name!r}; {hint}accepted: {', '.join(KNOWN)}, or package.module:function"
         )
-    return FAMILY[name]
+    return KNOWN[name]
 
 
 def is_synchronous(name: str) -> bool:
@@ -157,7 +162,7 @@ def build(
     settings = _settled(name, taken, options, microbatches=microbatches)
     if delayed_from > first_step:
         raise ScheduleError(f"the segment starts at step {first_step}, and delay only at step {delayed_from}")
-    if shard_head and name in FAMILY and "delay" in taken:
+    if shard_head and name in KNOWN and "delay" in taken:
         smallest = smallest_delay(name, stages=stages, microbatches=microbatches, shard_head=True, **settings)
         delay = smallest if settings["delay"] is None else settings["delay"]
         if delay < smallest:
@@ -171,7 +176,7 @@ def build(
     )
     given = {option: value for option, value in settings.items() if option in taken and value is not None}
     segment = Segment(ranks=stages, microbatches=microbatches, steps=steps, first_step=first_step)
-    function = custom_function(name) if is_custom(name) else FAMILY[name].program
+    function = custom_function(name) if is_custom(name) else KNOWN[name].program
     if "delayed_from" in parameters_of(function):
         given["delayed_from"] = delayed_from
     program = custom_program(name, segment, given) if is_custom(name) else function(segment, **given)
@@ -184,13 +189,13 @@ def _settled(
     """The value of every option, checked."""
     settings = checked({option: declared.default for option, declared in OPTIONS.items()} | dict(options))
     has_anyway = {
-        "chunks": FAMILY[name].stages_per_rank if name in FAMILY else 1,
+        "chunks": KNOWN[name].stages_per_rank if name in KNOWN else 1,
         "update_interval": microbatches,
     }
     for option, value in settings.items():
         default = OPTIONS[option].default
         if option not in taken and value not in (default, has_anyway.get(option, default)):
-            takers = [other for other, schedule in FAMILY.items() if option in schedule.options]
+            takers = [other for other, schedule in KNOWN.items() if option in schedule.options]
             raise ScheduleError(
                 f"{name} does not take {option}, and {value} is asked for; taken by {', '.join(takers)}"
             )
@@ -199,8 +204,8 @@ def _settled(
 
 def _update_interval(name: str, *, microbatches: int, asked: int | None) -> int | None:
     """The update interval to pass on; None leaves it to a custom function."""
-    if asked is None and name in FAMILY:
-        default = FAMILY[name].default_interval
+    if asked is None and name in KNOWN:
+        default = KNOWN[name].default_interval
         asked = None if default is None else default(microbatches)
     if asked is not None and microbatches % asked:
         raise ScheduleError(

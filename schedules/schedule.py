@@ -22,6 +22,8 @@ class Schedule:
     `schedules.build`)."""
     synchronous: bool
     """Whether every gradient is applied to the weights that it was computed at."""
+    sharded: bool = False
+    """Whether all processes are data ranks that hold the whole model in shards; none is a stage."""
     stages_per_rank: int = 1
     """Number of stages per rank, unless the schedule takes the option `chunks`."""
     ends_together: bool = False

@@ -13,7 +13,7 @@ import torch
 from stages.comm.process import Process, choose_device
 from stages.comm.topology import connect, connect_in_process
 from stages.config.run_config import RunConfig
-from stages.config.segments import schedule_facts
+from stages.config.segments import as_trained, schedule_facts
 from stages.liveness.watchdog import ActivityTracker, Waiting, watching
 from stages.pipeline.build import activation_shape, dtypes, representative_programs
 from stages.pipeline.torch_profile import memory_snapshot
@@ -52,6 +52,7 @@ def train(
         stages.checkpoint.files.CheckpointError: a checkpoint cannot be written, or is of another format.
         stages.data.dataset.DataError: the text cannot be trained on.
     """
+    config = as_trained(config)
     doing = ActivityTracker(config.site)
     profile_file, snapshot_file = (
         dump_folder / f"rank-{process.rank}.{name}" if dump_folder is not None else None
@@ -88,6 +89,7 @@ def replay(
 
     Arguments and errors are those of `train`; there are no profiles.
     """
+    config = as_trained(config)
     doing = ActivityTracker(config.site)
     with deterministic(config.train.deterministic), watching(doing.last_activity, on_stall=on_stall):
         loop = TrainingLoop(

@@ -33,6 +33,7 @@ from stages.config.run_config import (
 )
 from stages.config.segments import (
     has_tied_shards,
+    is_sharded,
     schedule_facts,
     schedule_options,
     segment_program,
@@ -115,7 +116,7 @@ def _first(config: RunConfig, *checks: Callable[[RunConfig], object]) -> ConfigE
 
 def _check_schedule_name(config: RunConfig) -> None:
     if not schedules.is_custom(config.schedule.name):
-        _one_of("schedule.name", config.schedule.name, (*schedules.NAMES, "package.module:function"))
+        _one_of("schedule.name", config.schedule.name, (*schedules.KNOWN, "package.module:function"))
 
 
 def _check_decay(config: RunConfig) -> None:
@@ -567,7 +568,8 @@ def check_schedule(config: RunConfig) -> None:
         for first_step in {0, sync_steps(config)}:
             segment_program(config, first_step=first_step, steps=1)
     except schedules.ScheduleError as error:
-        raise ConfigError("schedule", str(error)) from None
+        key = "schedule.microbatches" if is_sharded(config) else "schedule"
+        raise ConfigError(key, str(error)) from None
     facts = schedule_facts(config)
     stages = facts.stages
     if stages > config.model.layers:
@@ -576,7 +578,9 @@ def check_schedule(config: RunConfig) -> None:
             f"{stages} stages are asked for; the model {config.model.name} has {config.model.layers} blocks, "
             "and every stage needs one",
         )
-    if config.parallel.cut is not None:
+    if is_sharded(config):
+        _check_sharded(config)
+    elif config.parallel.cut is not None:
         _check_cut(config.parallel.cut, config.model, stages=stages)
     if config.error_feedback.coefficient != 0 and facts.synchronous:
         raise ConfigError(
@@ -598,6 +602,31 @@ def check_schedule(config: RunConfig) -> None:
             if problem is not None:
                 accepted = f"false, parallel.stages: 1, or a schedule in a V ({', '.join(can_tie())})"
                 raise ConfigError("model.tied", f"{problem}; accepted: {accepted}")
+
+
+def _check_sharded(config: RunConfig) -> None:
+    """Check what a schedule that shards the model cannot do, and its number of replicas."""
+    if config.parallel.shard_head:
+        raise ConfigError(
+            "parallel.shard_head",
+            f"gives each pipeline rank rows of the head, and under {config.schedule.name} there are none; "
+            "accepted with it: false",
+        )
+    if config.train.cuda_graphs:
+        raise ConfigError(
+            "train.cuda_graphs",
+            f"a graph has its weights in one place, and under {config.schedule.name} they are gathered anew; "
+            "accepted with it: false",
+        )
+    processes = config.parallel.stages * config.parallel.data
+    replicas = config.schedule.replicas
+    if config.schedule.name == "hsdp" and (processes % replicas or processes == replicas):
+        numbers = [number for number in range(2, processes // 2 + 1) if processes % number == 0]
+        raise ConfigError(
+            "schedule.replicas",
+            f"is {replicas}, must divide the {processes} processes (parallel.stages x parallel.data) into "
+            f"groups of two or more; accepted: {', '.join(map(str, numbers)) or 'none: choose fsdp'}",
+        )
 
 
 def _check_cut(cut: list[float], model: ModelConfig, *, stages: int) -> None:

@@ -78,7 +78,8 @@ def expand(template: Template, *, pinned: bool = True, confirmed: Confirmed = NO
     for config, settings in made:
         if missing := unset_keys(config):
             section = missing[0].partition(".")[0]
-            accepted: Iterable[str] = {"schedule": schedules.NAMES, "optimizer": OPTIMIZERS}.get(section, ())
+            catalogues = {"schedule": tuple(schedules.KNOWN), "optimizer": OPTIMIZERS}
+            accepted: Iterable[str] = catalogues.get(section, ())
             if section == "model" and not MODEL_SHAPE & {key.removeprefix("model.") for key in settings}:
                 accepted = [*template_names("models"), "the path of a YAML file, or a model's shape"]
             key = min(missing, key="model.name".__eq__) if section == "model" and not accepted else missing[0]

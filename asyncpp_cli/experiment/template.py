@@ -198,14 +198,14 @@ def _mistakes(template: Template, changed: Collection[tuple[str, str]]) -> list[
             problems[str(error)] = f"{source}: {where}{key}: {error}"
     if problems:
         given = {key for _, key, _ in settings}
-        for key, names in (("schedule", schedules.NAMES), ("optimizer", OPTIMIZERS)):
+        for key, names in (("schedule", tuple(schedules.KNOWN)), ("optimizer", OPTIMIZERS)):
             if key not in given:
                 problems[key] = f"{template.source}: {key} is not set; accepted: {', '.join(names)}"
     return list(problems.values())
 
 
 _CATALOGUES = {
-    "schedule.name": (*schedules.NAMES, "package.module:function"),
+    "schedule.name": (*schedules.KNOWN, "package.module:function"),
     "optimizer.name": (*OPTIMIZERS, "package.module:name"),
     "optimizer.schedule": tuple(LR_SCHEDULES),
     "model.family": tuple(FAMILIES),

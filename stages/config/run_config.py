@@ -23,6 +23,12 @@ class ScheduleConfig:
     """A schedule of `schedules.NAMES`, or `package.module:function`: one of your own (docs/schedules.md)."""
     microbatches: int = key(4, low=1, high=100_000)
     """Micro-batches per step, in each pipeline."""
+    replicas: int = key(2, low=2, high=10_000)
+    """hsdp: groups of consecutive processes, each with the whole model in shards; divides the number of
+    processes."""
+    keep_weights: bool = False
+    """fsdp, hsdp: keep a block's gathered weights from its forward to its backward, instead of gathering them
+    again (torch's `reshard_after_forward: false`)."""
     code_sha256: str | None = None
     """Hash of the source of a schedule of your own (docs/run-folder.md#code). `sweep` writes it; a run
     refuses other code."""

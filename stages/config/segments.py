@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -39,11 +40,43 @@ def schedule_facts(config: RunConfig) -> ScheduleFacts:
             schedules.analyze(program).synchronous, program.updates_together, program.loss_stage + 1, None
         )
     schedule = schedules.find(name)
+    if schedule.sharded:
+        return ScheduleFacts(schedule.synchronous, schedule.updates_together, 1, None)
     chunks = config.schedule.chunks if "chunks" in schedule.options else schedule.stages_per_rank
     placement = None if schedule.placement is None else tuple(schedule.placement(config.parallel.stages))
     return ScheduleFacts(
         schedule.synchronous, schedule.updates_together, config.parallel.stages * chunks, placement
     )
+
+
+def as_trained(config: RunConfig) -> RunConfig:
+    """The configuration that the processes of a run train by: the same, but under a schedule that shards the
+    model (`fsdp`, `hsdp`). There all `stages` x `data` processes are data ranks of one stage, and share the
+    micro-batches of a step, which reads the same sequences as one of pipelines; `parallel.cut` says nothing.
+
+    Raises:
+        schedules.ScheduleError: the micro-batches cannot be shared evenly.
+    """
+    if not is_sharded(config):
+        return config
+    parallel, microbatches = config.parallel, segment_program(config, first_step=0, steps=1).microbatches
+    return replace(
+        config,
+        schedule=replace(config.schedule, microbatches=microbatches),
+        parallel=replace(parallel, stages=1, data=parallel.stages * parallel.data, cut=None),
+    )
+
+
+def is_sharded(config: RunConfig) -> bool:
+    """Whether the processes of a run are data ranks that hold the whole model in shards."""
+    name = config.schedule.name
+    return name in schedules.KNOWN and schedules.KNOWN[name].sharded
+
+
+def shards(config: RunConfig) -> int:
+    """Processes that a parameter is sharded over, in a run that `is_sharded`."""
+    processes = config.parallel.stages * config.parallel.data
+    return processes // config.schedule.replicas if config.schedule.name == "hsdp" else processes
 
 
 DERIVED_FROM_STEPS = 3

@@ -100,6 +100,7 @@ def _train(
     from asyncpp_cli.runs.attempts.recorder import RunRecorder, StepLines
     from asyncpp_cli.runs.attempts.settle import end_rank
     from stages.config.own_code import raised_in
+    from stages.config.segments import as_trained
     from stages.liveness.stop_signal import RESUMABLE, listening
     from stages.liveness.watchdog import set_flight_recorder, write_operations
 
@@ -144,7 +145,7 @@ def _train(
                     local_size=rank_env.local_size,
                     rendezvous=attempt.rendezvous,
                     site=config.site,
-                    data_ranks=config.parallel.data,
+                    data_ranks=as_trained(config).parallel.data,
                 ) as process:
                     if process.rank == 0:
                         record_processes(attempt, process.pids)

@@ -11,7 +11,7 @@ from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.cells import CellResult, arm_names, value_text
 from asyncpp_cli.report.load.run import RunResult, Settings, grouped, settings_of
 from asyncpp_cli.tune.standing import is_on_edge
-from schedules import FAMILY
+from schedules import KNOWN
 
 
 def aggregate(runs: Sequence[RunResult]) -> tuple[list[CellResult], list[str]]:
@@ -118,8 +118,8 @@ def _cell(group: Sequence[RunResult], keys: Sequence[str], target: float | None)
 
 def _is_synchronous(schedule: str, runs: Sequence[RunResult]) -> bool:
     """Whether a schedule has no delay: as declared, or for a custom one as its runs measured."""
-    if schedule in FAMILY:
-        return FAMILY[schedule].synchronous
+    if schedule in KNOWN:
+        return KNOWN[schedule].synchronous
     measured = [run.measurement for run in runs if run.measurement.delay is not None]
     return bool(measured) and all(values.delay == values.mismatch == 0 for values in measured)
 

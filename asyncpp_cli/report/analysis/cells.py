@@ -22,7 +22,7 @@ from asyncpp_cli.report.analysis.statistics import (
 from asyncpp_cli.report.load.measure import Slowest
 from asyncpp_cli.report.load.run import STATES_BY_WEIGHT, RunResult, Settings, settings_of
 from asyncpp_cli.runs.attempts.cost import Cost, total
-from schedules import FAMILY, OPTIONS
+from schedules import KNOWN, OPTIONS
 
 _Value = TypeVar("_Value")
 
@@ -107,10 +107,12 @@ class CellResult:
             return self.correction is not None
         if key.startswith("error_feedback."):
             return self.error_feedback != 0
-        schedule = FAMILY.get(self.schedule)
+        schedule = KNOWN.get(self.schedule)
         if schedule is None:
             return True
         option = key.removeprefix("schedule.")
+        if option in ("replicas", "keep_weights"):
+            return schedule.sharded and (option != "replicas" or schedule.name == "hsdp")
         return option not in OPTIONS or option in schedule.options
 
     # How its runs stand; the means below are over the completed ones.
@@ -252,7 +254,7 @@ class CellResult:
     @property
     def updates_per_step(self) -> float | None:
         """Updates of a stage per step: 1, or more where stages update on their own."""
-        schedule, microbatches = FAMILY.get(self.schedule), self.value("schedule.microbatches")
+        schedule, microbatches = KNOWN.get(self.schedule), self.value("schedule.microbatches")
         if schedule is None or not isinstance(microbatches, int):
             return None
         if schedule.default_interval is None:
