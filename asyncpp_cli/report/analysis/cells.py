@@ -14,6 +14,7 @@ from asyncpp_cli.report.analysis.statistics import (
     Interval,
     Pairs,
     Spread,
+    exp,
     paired,
     pairs,
     spread,
@@ -181,7 +182,8 @@ class CellResult:
     @cached_property
     def perplexity(self) -> Spread | None:
         """The mean over seeds of exp(validation loss)."""
-        return spread(_exp(run.measurement.val_loss) for run in self.completed)
+        losses = (run.measurement.val_loss for run in self.completed)
+        return spread(None if loss is None else exp(loss) for loss in losses)
 
     @property
     def unigram_bits_per_byte(self) -> float | None:
@@ -291,12 +293,15 @@ class CellResult:
 
     @cached_property
     def speed_interval(self) -> Interval | None:
-        """Of the mean tokens per second, over seeds; of one seed, over its segments. None for one number."""
-        speeds = [speed for run in self.completed if (speed := run.measurement.tokens_per_second) is not None]
-        if len(speeds) > 1 or self.tokens_per_second is None:
-            return paired(speeds)
-        over_segments = paired([rate for run in self.completed for rate in _rates(run)])
-        return None if over_segments is None else over_segments.around(self.tokens_per_second.mean)
+        """Interval of the tokens per second, from logarithms over seeds; of one seed, over its segments.
+
+        None for one number. Around the mean: it is no plain mean of segments of different lengths.
+        """
+        if self.tokens_per_second is None or self.tokens_per_second.mean <= 0:
+            return None
+        speeds = [math.log(speed) for run in self.completed if (speed := run.measurement.tokens_per_second)]
+        interval = paired(speeds if len(speeds) > 1 else _log_rates(self.completed))
+        return None if interval is None else interval.around(math.log(self.tokens_per_second.mean)).exp
 
     @cached_property
     def bubble(self) -> Spread | None:
@@ -313,10 +318,19 @@ class CellResult:
         return [1 - sum(shares) / len(shares) for shares in waited]
 
     @property
+    def least_even(self) -> RunResult | None:
+        """The completed run whose ranks are least even; None where no times were measured."""
+
+        def unevenness(run: RunResult) -> float:
+            found = run.measurement.slowest
+            return 0.0 if found is None else found.ratio * (found.peer_ratio or 1)
+
+        return max(filter(unevenness, self.completed), key=unevenness, default=None)
+
+    @property
     def slowest(self) -> Slowest | None:
-        """Of the run whose ranks are least even."""
-        known = [run.measurement.slowest for run in self.completed]
-        return max(filter(None, known), key=lambda found: found.ratio * (found.peer_ratio or 1), default=None)
+        """Where the ranks of that run wait."""
+        return None if self.least_even is None else self.least_even.measurement.slowest
 
     # Its speed beside that of the fastest synchronous cell.
 
@@ -357,8 +371,7 @@ class CellResult:
             if over_segments is None:
                 return None
             interval = over_segments.around(math.log(self.throughput_ratio))
-        low, high = _exp(interval.low), _exp(interval.high)
-        return Interval(low=low, high=high) if low is not None and high is not None else None
+        return interval.exp
 
     @property
     def throughput_bound(self) -> float | None:
@@ -436,13 +449,6 @@ def _log_rates(runs: Iterable[RunResult]) -> list[float]:
 def _by_rank(runs: Iterable[tuple[float, ...]]) -> list[tuple[float, ...]]:
     """The values of all runs for each rank, from those of all ranks for each run; empty ones are left out."""
     return list(zip(*(values for values in runs if values), strict=False))
-
-
-def _exp(value: float | None) -> float | None:
-    try:
-        return None if value is None else math.exp(value)
-    except OverflowError:
-        return math.inf
 
 
 def arm_names(cells: Sequence[CellResult], *, without: Sequence[str] = ()) -> list[str]:

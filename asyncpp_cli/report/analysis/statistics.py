@@ -16,6 +16,12 @@ from typing import Any
 CONFIDENCE = 0.95
 """Level of the intervals."""
 
+MOST_FACTOR = 4.0
+"""Factor that an interval of a ratio may span before it says nothing."""
+
+CANNOT_BE_TOLD = "cannot be told"
+"""Text of a ratio whose interval says nothing."""
+
 _PRECISION = 1e-15
 _MOST_TERMS = 10_000
 
@@ -28,6 +34,13 @@ class Spread:
     std: float | None
     """None for n = 1."""
     n: int
+
+    @property
+    def interval(self) -> Interval | None:
+        """Interval of the mean, by Student's t; None for n = 1, or if a value is not finite."""
+        if self.std is None or not math.isfinite(self.mean):
+            return None
+        return _around(self.mean, self.std / math.sqrt(self.n), self.n - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +59,19 @@ class Interval:
         return Interval(low=middle - self.half_width, high=middle + self.half_width)
 
     @property
+    def exp(self) -> Interval:
+        """The interval of the quantity whose logarithm has this one."""
+        return Interval(low=exp(self.low), high=exp(self.high))
+
+    @property
     def holds_zero(self) -> bool:
         """Whether the difference is not significant."""
         return self.low <= 0 <= self.high
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether the interval of a ratio or of a speed spans more than a factor of `MOST_FACTOR`."""
+        return not 0 < self.low <= self.high <= self.low * MOST_FACTOR
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
@@ -86,9 +109,24 @@ def welch(first: Spread, second: Spread) -> Interval | None:
 def paired(differences: Sequence[float]) -> Interval | None:
     """The interval of the mean of paired differences; None for fewer than two."""
     sample = spread(differences)
-    if sample is None or sample.std is None or not math.isfinite(sample.mean):
-        return None
-    return _around(sample.mean, sample.std / math.sqrt(sample.n), sample.n - 1)
+    return None if sample is None else sample.interval
+
+
+def ratio_text(ratio: float | None, interval: Interval | None) -> str | None:
+    """A ratio as text, with the ends of its interval: they are not as far from it. None without a ratio."""
+    if ratio is None or interval is None:
+        return None if ratio is None else f"{ratio:.2f}"
+    return (
+        CANNOT_BE_TOLD if interval.says_nothing else f"{ratio:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+    )
+
+
+def exp(value: float) -> float:
+    """The exponential of a number; infinite where a float cannot hold it."""
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
 
 
 def _around(middle: float, error: float, freedom: float) -> Interval:

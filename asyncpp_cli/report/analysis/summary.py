@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from asyncpp_cli.base.console import command
 from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult, arm_names, value_text
 from asyncpp_cli.report.analysis.conditions import busy_text, span
-from asyncpp_cli.report.analysis.statistics import CONFIDENCE
+from asyncpp_cli.report.analysis.statistics import CONFIDENCE, MOST_FACTOR
 from asyncpp_cli.report.load.run import grouped
 
 TOKENS_PER_PARAMETER = 20
@@ -200,11 +200,16 @@ def _speed_sentences(delayed: Sequence[CellResult]) -> list[str]:
                 f"Speed: the tokens per second of {schedule} and {fastest.schedule} cannot be told apart: "
                 f"{ratios} times as many"
             )
-        if intervals:
-            ends = f"{min(each.low for each in intervals):.2f} to {max(each.high for each in intervals):.2f}"
-            sentence += f" ({CONFIDENCE:.0%} interval{'s' * (len(intervals) > 1)}: {ends})"
+        if told := [each for each in intervals if not each.says_nothing]:
+            ends = f"{min(each.low for each in told):.2f} to {max(each.high for each in told):.2f}"
+            sentence += f" ({CONFIDENCE:.0%} interval{'s' * (len(told) > 1)}: {ends})"
         if 0 < len(not_told) < len(cells):
             sentence += f", which {len(not_told)} of {len(cells)} cells cannot tell from 1"
+        if wide := len(intervals) - len(told):
+            which = (
+                "its interval spans" if wide == len(cells) == 1 else f"{wide} of {len(cells)} intervals span"
+            )
+            sentence += f"; {which} more than a factor of {MOST_FACTOR:g}"
         own = [cell.bubble.mean for cell in cells if cell.bubble is not None]
         base = [cell.fastest.bubble.mean for cell in cells if cell.fastest and cell.fastest.bubble]
         if own and base:
@@ -226,24 +231,26 @@ def _speed_sentences(delayed: Sequence[CellResult]) -> list[str]:
 
 def _slowest_sentences(cells: Sequence[CellResult], names: Mapping[int, str]) -> list[str]:
     """The rank that others wait for, and the machine that is slower than others with the same work: each in
-    the cell where it is slowest."""
-    known = [(cell, cell.slowest) for cell in cells if cell.slowest is not None]
+    the run where it is slowest."""
+    known = [(cell, run, found) for cell in cells if (run := cell.least_even) and (found := cell.slowest)]
     sentences = []
-    cell, found = max(known, key=lambda pair: pair[1].ratio, default=(None, None))
-    if cell and found and found.ratio >= UNEVEN:
-        run = next(run for run in cell.completed if run.measurement.slowest is found)
+    for cell, run, found in sorted(known, key=lambda each: -each[2].ratio)[:1]:
+        if found.ratio < UNEVEN:
+            continue
         path = run.id if run.folder is None else run.folder.parents[1] / run.id
         sentences.append(
-            f"Balance: in {names[id(cell)]} rank {found.rank} computes {found.ratio:.2f} times as long as "
-            f"the mean of the ranks, which wait for it; `{command('plan', path, '--balance')}` finds a more "
-            "even cut."
+            f"Balance: in {names[id(cell)]} (run {run.id}) rank {found.rank} computes {found.ratio:.2f} "
+            "times as long as the mean of the ranks, which wait for it; "
+            f"`{command('plan', path, '--balance')}` finds a more even cut."
         )
-    cell, found = max(known, key=lambda pair: pair[1].peer_ratio or 0.0, default=(None, None))
-    if cell and found and found.peer and found.peer_ratio and found.peer_ratio >= UNEVEN:
+    for cell, run, found in sorted(known, key=lambda each: -(each[2].peer_ratio or 0.0))[:1]:
+        if not found.peer or not found.peer_ratio or found.peer_ratio < UNEVEN:
+            continue
         rank, data_rank = found.peer
         sentences.append(
-            f"Slow machine: in {names[id(cell)]} data rank {data_rank} of rank {rank}, on {found.host}, "
-            f"takes {found.peer_ratio:.2f} times as long as the other data ranks with the same work."
+            f"Slow machine: in {names[id(cell)]} (run {run.id}) data rank {data_rank} of rank {rank}, on "
+            f"{found.host}, takes {found.peer_ratio:.2f} times as long as the other data ranks with the same "
+            "work."
         )
     return sentences
 
@@ -306,18 +313,10 @@ def _first(texts: Sequence[str]) -> str:
 
 
 def _certainty(delayed: Sequence[CellResult], names: Mapping[int, str]) -> list[str]:
-    """The meaning of the intervals, and the gaps that are not significant."""
+    """The gaps that are not significant."""
     intervals = [(names[id(cell)], found) for cell in delayed if (found := cell.gap_interval) is not None]
-    if not intervals:
-        return []
-    meaning = (
-        f"The gap's ± is the half-width of its {CONFIDENCE:.0%} interval, from the differences between runs "
-        "with the same seed, which start from the same weights and see the same data."
-    )
     unclear = [name for name, interval in intervals if interval.holds_zero]
-    if not unclear:
-        return [meaning]
-    return [meaning, f"Not distinguishable from zero: {_first(unclear)}."]
+    return [f"Not distinguishable from zero: {_first(unclear)}."] if unclear else []
 
 
 def _caveats(delayed: Sequence[CellResult]) -> list[str]:

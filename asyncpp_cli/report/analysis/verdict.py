@@ -19,7 +19,14 @@ from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.aggregate import CORRECTION, LENGTH
 from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult, arm_names, speeds_by_seed
 from asyncpp_cli.report.analysis.conditions import busy_text
-from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, paired, pairs, t_quantile
+from asyncpp_cli.report.analysis.statistics import (
+    CONFIDENCE,
+    MOST_FACTOR,
+    Interval,
+    paired,
+    pairs,
+    t_quantile,
+)
 from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, StepsRatio, steps_ratio, time_interval
 from asyncpp_cli.report.load.run import grouped
 from asyncpp_cli.runs.experiment_folder import whole_template
@@ -134,7 +141,11 @@ class Verdict:
             return (
                 f"Not answered: whether {self.delayed_name} reaches {reached} sooner: {self.reason}.{command}"
             )
-        bounds = f" ({self.interval[0]:.2f} to {self.interval[1]:.2f})" if self.interval else ""
+        bounds = ""
+        if self.interval is not None:
+            told = not Interval(low=self.interval[0], high=self.interval[1]).says_nothing
+            ends = f"{self.interval[0]:.2f} to {self.interval[1]:.2f}"
+            bounds = f" ({ends if told else f'its interval spans more than a factor of {MOST_FACTOR:g}'})"
         ends = [
             f"{'?' if bound is None else format(bound, '.2f')}" for bound in (self.steps.low, self.steps.high)
         ]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from asyncpp_cli.base.console import printable
 from asyncpp_cli.base.tables import printed
 from asyncpp_cli.report.analysis.cells import CellResult, arm_names
-from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, spread
+from asyncpp_cli.report.analysis.statistics import CONFIDENCE, MOST_FACTOR, Interval, ratio_text, spread
 from asyncpp_cli.report.analysis.verdict import time_by_loss, verdicts
 from asyncpp_cli.report.load.measure import Evaluation
 from asyncpp_cli.tune.result import Tuning
@@ -432,15 +432,15 @@ def _time(arms: Sequence[Arm]) -> Chart:
 
 def _throughput(arms: Sequence[Arm]) -> Chart:
     rows = [
-        arm.row([speed.mean], [_speedup(arm.cell)], interval=arm.cell.speed_interval)
+        arm.row([speed.mean], [_speedup(arm.cell)], interval=_told(arm.cell.speed_interval))
         for arm in arms
         if (speed := arm.cell.tokens_per_second) is not None
     ]
     return Chart(
         title="Throughput",
-        about=f"Tokens per second in steady state, with the {CONFIDENCE:.0%} interval of the mean over seeds "
-        "(of one seed, over its segments). In the bar: the ratio to the fastest synchronous cell, ± half of "
-        "its interval.",
+        about=f"Tokens per second in steady state, with the {CONFIDENCE:.0%} interval over seeds (of one "
+        "seed, over its segments), from logarithms; without it where it spans more than a factor of "
+        f"{MOST_FACTOR:g}. In the bar: the ratio to the fastest synchronous cell, with its interval.",
         kind="bars",
         x="tokens per second",
         rows=rows,
@@ -448,11 +448,14 @@ def _throughput(arms: Sequence[Arm]) -> Chart:
 
 
 def _speedup(cell: CellResult) -> str:
-    """The ratio to the fastest synchronous cell, with half of its interval."""
-    if cell.throughput_ratio is None:
-        return ""
-    interval = cell.throughput_interval
-    return f"×{cell.throughput_ratio:.2f}" + ("" if interval is None else f"±{interval.half_width:.2f}")
+    """The ratio to the fastest synchronous cell, with its interval."""
+    text = ratio_text(cell.throughput_ratio, cell.throughput_interval)
+    return "" if text is None else f"× {text}"
+
+
+def _told(interval: Interval | None) -> Interval | None:
+    """The interval, unless it says nothing."""
+    return None if interval is None or interval.says_nothing else interval
 
 
 def _grid(

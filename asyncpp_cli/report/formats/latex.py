@@ -66,7 +66,7 @@ def to_latex(report: Report, options: ReportOptions) -> str:
 
 
 def _caption(report: Report, table: Table) -> str:
-    """What is compared, on how many seeds, and what the numbers after ± and the gap are."""
+    """What is compared, on how many seeds, and what the gap and the intervals are."""
     cells = report.cells
     schedules, optimizers, models = (
         _listed([getattr(cell, name) for cell in cells], name) for name in ("schedule", "optimizer", "model")
@@ -79,15 +79,12 @@ def _caption(report: Report, table: Table) -> str:
     steps, tokens = known["steps"], known["tokens_per_step"]
     if len(steps) == len(tokens) == 1:
         sentences[0] += f", {steps[0]:,} steps of {tokens[0]:,} tokens"
-    text = " ".join(cell for row in table.rows for cell in row)
     seeds = sorted({cell.n for cell in cells if cell.n})
     if seeds and seeds[-1] > 1:
         over = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-        spread = " ± standard deviation" if "±" in text else ""
-        sentences.append(f"Mean{spread} over {over} seeds")
+        sentences.append(f"Mean over {over} seeds")
     if "gap" in keys:
-        interval = "; ± is half of its 95% interval" if any(cell.gap_interval for cell in cells) else ""
-        sentences.append(f"Gap: loss minus that of the synchronous counterpart, nats per token{interval}")
+        sentences.append("Gap: loss minus that of the synchronous counterpart, nats per token")
     if table.legend:
         sentences.append(table.legend.rstrip("."))
     return " ".join(f"{escaped(sentence)}." for sentence in sentences)

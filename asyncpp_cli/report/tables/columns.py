@@ -14,7 +14,15 @@ from asyncpp_cli.base.console import as_plain, printable
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.report.analysis.cells import CellResult, value_text
 from asyncpp_cli.report.analysis.conditions import conditions
-from asyncpp_cli.report.analysis.statistics import Interval, Pairs, Spread
+from asyncpp_cli.report.analysis.statistics import (
+    CANNOT_BE_TOLD,
+    CONFIDENCE,
+    MOST_FACTOR,
+    Interval,
+    Pairs,
+    Spread,
+    ratio_text,
+)
 from stages.config.keys import unknown
 
 NOTHING = "-"
@@ -86,26 +94,33 @@ def averaged(
     *,
     form: str,
     text: Text | None = None,
-    show_std: bool = False,
+    show_interval: bool = False,
     **options: Any,
 ) -> Column:
-    """A column of a `Spread`, with two fields: mean and standard deviation. Arguments as of `single`, and:
+    """A column of a `Spread`, with its mean and standard deviation as fields. Arguments as of `single`, and:
 
     Args:
         value: of a cell; None: over its seeds, of the attribute `key` of `Measurement`.
-        show_std: whether tables show the standard deviation behind the mean.
+        show_interval: whether tables show the mean's interval, which is in two further fields.
     """
     get = value or (lambda cell: cell.spread(key))
 
-    def mean_and_std(cell: CellResult) -> str:
+    def interval(cell: CellResult) -> Interval | None:
         over_seeds = get(cell)
-        if over_seeds is None:
-            return NOTHING
-        mean = form.format(over_seeds.mean)
-        return mean if over_seeds.std is None or not show_std else f"{mean}±{form.format(over_seeds.std)}"
+        return over_seeds.interval if over_seeds is not None and show_interval else None
+
+    def mean_and_interval(cell: CellResult) -> str:
+        return _with_half(formatted(_part(get, "mean")(cell), form), interval(cell), form)
 
     fields = {"": _part(get, "mean"), "_std": _part(get, "std")}
-    return Column(key=key, title=title, fields=fields, text=text or mean_and_std, **options)
+    if show_interval:
+        fields |= interval_fields(interval)
+    return Column(key=key, title=title, fields=fields, text=text or mean_and_interval, **options)
+
+
+def _with_half(text: str, interval: Interval | None, form: str) -> str:
+    """A number's text with half of the interval around it."""
+    return text if interval is None else f"{text}±{form.format(interval.half_width)}"
 
 
 def interval_fields(value: Callable[[CellResult], Interval | None]) -> dict[str, Value]:
@@ -139,6 +154,19 @@ def shown_columns(cells: Sequence[CellResult]) -> list[Column]:
         for column in columns(cells)
         if column.always or (column.title and any(column.text(cell) != NOTHING for cell in cells))
     ]
+
+
+def meaning(texts: Sequence[str]) -> str:
+    """What intervals in the texts of a table mean; empty without any."""
+    level = f"{CONFIDENCE:.0%} interval"
+    halves = (
+        f"± is half of a {level}: of a loss, of its mean over seeds (Student's t); of a gap, of the mean "
+        "difference between runs with the same seed"
+    )
+    ends = f"[low, high] is a {level}, from logarithms"
+    untold = f'"{CANNOT_BE_TOLD}": it spans more than a factor of {MOST_FACTOR:g}'
+    marks = (("±", halves), ("[", ends), (CANNOT_BE_TOLD, untold))
+    return "".join(f"{said}. " for mark, said in marks if any(mark in text for text in texts)).strip()
 
 
 def value_columns(names: str, cells: Sequence[CellResult]) -> list[Column]:
@@ -192,12 +220,12 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
             "perplexity",
             attrgetter("perplexity"),
             form="{:.2f}",
-            show_std=True,
+            show_interval=True,
             drop_order=4,
             extra=True,
         ),
         _gap_column(cells),
-        averaged("val_loss_ema", "EMA\nval loss", form="{:.3f}", show_std=True, drop_order=24),
+        averaged("val_loss_ema", "EMA\nval loss", form="{:.3f}", show_interval=True, drop_order=24),
         _pairs_column("gap_ema", "EMA\ngap", lambda cell: cell.compared(averaged=True), drop_order=25),
         *_set_columns(cells),
         Column(key="gap_welch", fields=interval_fields(attrgetter("gap_pairs.interval_welch"))),
@@ -228,7 +256,7 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         single("peak_memory_min", value=lambda cell: min(cell.peak_memory, default=None)),
         _memory_column(cells),
         single("peak_memory_by_rank", value=attrgetter("peak_memory")),
-        averaged("load_max_over_mean", "load\nmax/mean", form="{:.2f}", show_std=True, drop_order=19),
+        averaged("load_max_over_mean", "load\nmax/mean", form="{:.2f}", show_interval=True, drop_order=19),
         averaged("load_entropy", form="{:.3f}"),
         averaged("experts_never_chosen", form="{:g}"),
         single("load_by_block"),
@@ -263,12 +291,17 @@ def _cost_column(name: str, title: str, *, drop_order: int) -> Column:
 
 
 def _slowest_columns() -> list[Column]:
-    """The rank that others wait for, and the slowest of the processes with the same work."""
+    """In the least even run, the rank that others wait for and the slowest of the processes with the same
+    work."""
 
     def field_of(name: str) -> Column:
         return single(f"slowest_{name}", value=lambda cell: getattr(cell.slowest, name, None))
 
-    return [field_of(name) for name in ("rank", "ratio", "peer", "peer_ratio", "host")]
+    names = ("rank", "ratio", "peer", "peer_ratio", "host")
+    return [
+        single("slowest_run", value=lambda cell: getattr(cell.least_even, "id", None)),
+        *map(field_of, names),
+    ]
 
 
 def _target_columns(cells: Sequence[CellResult]) -> list[Column]:
@@ -313,9 +346,7 @@ def _gap_column(cells: Sequence[CellResult]) -> Column:
 
 
 def _gap_text(pairs: Pairs) -> str:
-    gap = formatted(pairs.mean, "{:+.3f}")
-    if pairs.interval is not None:
-        gap = f"{gap}±{pairs.interval.half_width:.3f}"
+    gap = _with_half(formatted(pairs.mean, "{:+.3f}"), pairs.interval, "{:.3f}")
     # Over fewer runs than the loss beside it.
     return f"{gap} (n {len(pairs.seeds)})" if pairs.unpaired else gap
 
@@ -348,7 +379,7 @@ def _columns_of_set(name: str, *, title: str) -> list[Column]:
 
     gap = _pairs_column(f"{name}.gap", title and f"{title}\ngap", lambda cell: cell.compared(of_set=name))
     return [
-        averaged_over_seeds("val_loss", "val loss", form="{:.3f}", show_std=True),
+        averaged_over_seeds("val_loss", "val loss", form="{:.3f}", show_interval=True),
         averaged_over_seeds("val_loss_error", form="{:.3f}"),
         averaged_over_seeds("val_loss_ema", form="{:.3f}"),
         averaged_over_seeds("bits_per_byte", "bits/byte", form="{:.3f}", drop_order=22),
@@ -358,7 +389,7 @@ def _columns_of_set(name: str, *, title: str) -> list[Column]:
 
 def _loss_column() -> Column:
     """The loss; of a cell run for its speed alone, the schedule whose loss is its own, too."""
-    column = averaged("val_loss", "val loss\nnats/tok.", form="{:.3f}", show_std=True, always=True)
+    column = averaged("val_loss", "val loss\nnats/tok.", form="{:.3f}", show_interval=True, always=True)
 
     def text(cell: CellResult) -> str:
         if not cell.speed_only:
@@ -369,26 +400,17 @@ def _loss_column() -> Column:
 
 
 def _speed_column() -> Column:
-    """Tokens per second, with the deviation over segments and seeds in percent of it."""
-
-    def text(cell: CellResult) -> str:
-        if cell.tokens_per_second is None:
-            return NOTHING
-        mean = cell.tokens_per_second.mean
-        deviation = cell.speed_deviation
-        return f"{mean:,.0f}" if deviation is None else f"{mean:,.0f}±{deviation / mean:.0%}"
-
-    column = averaged("tokens_per_second", "tokens\n/s", form="{:,.0f}", text=text, secondary=True)
-    return replace(column, fields={**column.fields, "_std_over_segments": attrgetter("speed_deviation")})
+    """Tokens per second; in records with the deviation over segments and seeds, too."""
+    column = averaged("tokens_per_second", "tokens\n/s", form="{:,.0f}", secondary=True)
+    further = {"_std_over_segments": attrgetter("speed_deviation")}
+    return replace(column, fields=column.fields | further | interval_fields(attrgetter("speed_interval")))
 
 
 def _speedup_column() -> Column:
-    """The ratio with the half-width of its interval, and the bound where it is above it."""
+    """The ratio with its interval, and the bound where it is above it."""
 
     def text(cell: CellResult) -> str:
-        shown = formatted(cell.throughput_ratio, "{:.2f}")
-        if cell.throughput_interval is not None:
-            shown = f"{shown}±{cell.throughput_interval.half_width:.2f}"
+        shown = ratio_text(cell.throughput_ratio, cell.throughput_interval) or NOTHING
         return f"{shown} (max {cell.throughput_bound:.2f})" if cell.is_too_fast else shown
 
     fields: dict[str, Value] = {"": attrgetter("throughput_ratio")}

@@ -11,7 +11,7 @@ from asyncpp_cli.report.analysis.conditions import conditions_lines
 from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.analysis.transfer import Transfer, transfer_lines
 from asyncpp_cli.report.analysis.verdict import verdict_lines
-from asyncpp_cli.report.tables.columns import shown_columns, value_columns
+from asyncpp_cli.report.tables.columns import meaning, shown_columns, value_columns
 from asyncpp_cli.report.tables.pivot import pivot
 from asyncpp_cli.tune.result import Tuning
 
@@ -108,4 +108,5 @@ def table_of_cells(cells: Sequence[CellResult], *, leading: Sequence[str] = ()) 
         for column in shown
     ]
     rows = [[column.text(cell) for column in shown] for cell in cells]
-    return Table(headings=headings, rows=rows, states=[cell.state for cell in cells])
+    legend = meaning([text for row in rows for text in row])
+    return Table(headings=headings, rows=rows, states=[cell.state for cell in cells], legend=legend)

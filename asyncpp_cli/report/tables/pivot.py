@@ -14,6 +14,7 @@ from asyncpp_cli.report.tables.columns import (
     NOTHING,
     Column,
     key_columns,
+    meaning,
     runs_text,
     status_text,
     value_columns,
@@ -73,7 +74,8 @@ def pivot(
     ]
     names = ", ".join(one_line(value.title) for value in values)
     legend = f"Each entry: {names}; in brackets the number of completed runs."
-    return Table(headings=headings, rows=lines, legend=legend)
+    said = meaning([text for line in lines for text in line[len(leading) :]])
+    return Table(headings=headings, rows=lines, legend=f"{legend} {said}".strip())
 
 
 def pivot_rows(

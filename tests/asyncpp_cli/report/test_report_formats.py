@@ -106,15 +106,16 @@ def test_page_csv_terminal_and_json_have_the_same_numbers(
             speed = cell["tokens_per_second"]
             # The tables say them to the digits that they show.
             shown = [
-                f"{cell['val_loss']:.3f}±{cell['val_loss_std']:.3f}",
+                f"{cell['val_loss']:.3f}±{(cell['val_loss_high'] - cell['val_loss_low']) / 2:.3f}",
                 f"{cell['bits_per_byte']:.3f}",
-                f"{speed:,.0f}±{cell['tokens_per_second_std_over_segments'] / speed:.0%}",
+                f"{speed:,.0f}",
                 f"{cell['bubble']:.0%} ({cell['bubble_predicted']:.0%})",
             ]
             if cell["gap"] is not None:
                 half = (cell["gap_high"] - cell["gap_low"]) / 2
-                of_ratio = (cell["throughput_ratio_high"] - cell["throughput_ratio_low"]) / 2
-                shown += [f"{cell['gap']:+.3f}±{half:.3f}", f"{cell['throughput_ratio']:.2f}±{of_ratio:.2f}"]
+                ends = [f"{cell[f'throughput_ratio_{end}']:.2f}" for end in ("low", "high")]
+                shown += [f"{cell['gap']:+.3f}±{half:.3f}"]
+                shown += [f"{cell['throughput_ratio']:.2f} [{', '.join(ends)}]"]
             # A ratio above what the bubble allows is shown with that bound.
             assert set(shown) <= {without_bound(text) for text in page[place + 1]}
             [line] = [line for line in terminal.splitlines() if line.startswith(f"{cell['schedule']} ")]
@@ -201,9 +202,10 @@ def test_latex_is_a_float_of_the_table_with_a_papers_caption_and_comments(tmp_pa
     assert caption == (
         "Validation loss and throughput of 1f1b and 2bw with adamw, muon and soap, nano, "
         "4 steps of 2,048 tokens. "
-        r"Mean $\pm$ standard deviation over 1 to 3 seeds. "
-        r"Gap: loss minus that of the synchronous counterpart, nats per token; "
-        r"$\pm$ is half of its 95\% interval."
+        "Mean over 1 to 3 seeds. Gap: loss minus that of the synchronous counterpart, nats per token. "
+        r"$\pm$ is half of a 95\% interval: of a loss, of its mean over seeds (Student's t); of a gap, of "
+        r"the mean difference between runs with the same seed. {[}low, high] is a 95\% "
+        "interval, from logarithms."
     )
     [layout] = re.findall(r"begin\{tabular\}\{([lr]+)\}", inside)
     body = inside[inside.index("\\toprule") : inside.index("\\bottomrule")]
