@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -61,7 +61,25 @@ def documents(piece: InputPiece, *, field: str, separator: str) -> Iterator[Docu
 
 def is_held_out(document: bytes, *, share: float) -> bool:
     """Whether a document is held out; decided by its content alone, so that copies share a split."""
-    return int.from_bytes(blake2b(document, digest_size=8).digest(), "big") < share * 2.0**64
+    return _hash(document) < share * 2.0**64
+
+
+def _hash(document: bytes) -> int:
+    return int.from_bytes(blake2b(document, digest_size=8).digest(), "big")
+
+
+def exact_share(documents: Iterable[bytes], *, share: float) -> float:
+    """The share of all hashes at which `share` of these documents, to the nearest one, are held out.
+
+    Not all of two or more; copies stay together. 0: the nearest is none, or the documents are all alike.
+    """
+    hashes = sorted(map(_hash, documents))
+    wanted = min(round(share * len(hashes)), len(hashes) - 1)
+    between = [place for place in range(1, len(hashes)) if hashes[place - 1] < hashes[place]]
+    if wanted < 1 or not between:
+        return 0.0
+    place = min(between, key=lambda place: abs(place - wanted))
+    return (hashes[place - 1] + hashes[place]) / 2.0**65
 
 
 def _from_text(piece: InputPiece, separator: str) -> Iterator[tuple[int, bytes]]:

@@ -18,6 +18,7 @@ from asyncpp_cli.base.atomic_files import new_folder, write_text
 from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.progress import shown
+from asyncpp_cli.data.documents import documents, exact_share
 from asyncpp_cli.data.parts import InputPart, part_size, parts
 from asyncpp_cli.data.sources import Source
 from asyncpp_cli.data.tokenizers import Tokenizer, read_tokenizer, sha256_of
@@ -29,6 +30,8 @@ from stages.data.shards import dtype_for
 from stages.data.text import entropy
 
 TOKENIZER = "tokenizer.json"
+COUNTED = 1 << 28
+"""Most bytes of input of which the documents are counted before, to hold out as many as was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,7 @@ def prepare_data(order: PrepareOrder) -> Prepared:
         field=order.field,
         separator=order.separator,
         validation_share=order.validation_share,
+        hashes_held_out=_hashes_to_hold_out(order),
     )
     plan = {
         "settings": asdict(settings),
@@ -76,9 +80,41 @@ def prepare_data(order: PrepareOrder) -> Prepared:
         write_text(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
     _note_separators(records, order.separator)
     _note_changes(records)
+    _note_share(records, order.validation_share)
     prepared = read_prepared(order.out)
     _cache_facts(prepared, records)
     return prepared
+
+
+def _parts(order: PrepareOrder) -> Iterator[InputPart]:
+    size = part_size(order.sources)
+    return parts(order.sources, size=size, separator=order.separator, field=order.field)
+
+
+def _hashes_to_hold_out(order: PrepareOrder) -> float:
+    """The share of hashes to hold out: of large inputs that of the documents; of small ones, whose documents
+    are counted, the one that holds out as many as was asked for."""
+    if sum(source.size for source in order.sources) > COUNTED:
+        return order.validation_share
+    pieces = (piece for part in _parts(order) for piece in part.pieces)
+    texts = (
+        document.text
+        for piece in pieces
+        for document in documents(piece, field=order.field, separator=order.separator)
+    )
+    return exact_share(texts, share=order.validation_share)
+
+
+def _note_share(records: Sequence[PartRecord], share: float) -> None:
+    held_out, kept = (
+        sum(record.splits[name].documents for record in records) for name in ("validation", "train")
+    )
+    if held_out and abs(held_out - share * (held_out + kept)) > max(1, share * (held_out + kept) / 10):
+        say(
+            f"note: {held_out:,} of {held_out + kept:,} documents are held out, "
+            f"{held_out / (held_out + kept):.2%}, and not --validation-share {share:.2%}: "
+            "their hashes decide, and copies stay together"
+        )
 
 
 def _note_separators(records: Sequence[PartRecord], separator: str) -> None:
@@ -107,7 +143,7 @@ def _records(
     order: PrepareOrder, settings: ShardSettings, tokenizer: Tokenizer, folder: Path
 ) -> Iterator[PartRecord]:
     """The records of all parts, in order of completion."""
-    inputs = parts(order.sources, size=part_size(order.sources), separator=order.separator, field=order.field)
+    inputs = _parts(order)
     arguments = (tokenizer.text, settings, folder, tokenizer.name, order.end)
     finished = (
         _in_this_process(inputs, arguments)
@@ -188,6 +224,8 @@ def manifest(
     counts = sum(np.asarray(record.splits["validation"].byte_counts) for record in records)
     if not any(split["tokens"] for split in splits.values()):
         raise UserError("the inputs hold no text")
+    if not splits["train"]["tokens"]:
+        raise UserError("all documents are held out; accepted: a smaller --validation-share")
     if not splits["validation"]["tokens"]:
         share = float(plan["settings"]["validation_share"])
         splits = _hold_out_end(splits["train"], share=share)

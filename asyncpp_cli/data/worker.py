@@ -35,6 +35,8 @@ class ShardSettings:
     field: str
     separator: str
     validation_share: float
+    hashes_held_out: float
+    """Share of all hashes whose documents are held out."""
 
 
 @dataclass(kw_only=True)
@@ -92,7 +94,7 @@ def tokenize(part: InputPart) -> PartRecord:
             for whole, tokens, decoded in zip(batch, encoded, tokenizer.given_back(encoded), strict=True):
                 document, piece, _ = whole
                 _check_text(whole, tokens, tokenizer)
-                name = SPLITS[is_held_out(document, share=settings.validation_share)]
+                name = SPLITS[is_held_out(document, share=settings.hashes_held_out)]
                 if piece.source.kind == "text" and mark:
                     separators += document.count(mark)
                 shards[name].write(before, tokens.astype(dtype, copy=False), end)

@@ -60,7 +60,8 @@ def read_shards(files: Sequence[Path], *, validation_share: float, dtype: str = 
     """The shards in the files, split into training and validation.
 
     Files with `val`, `valid` or `validation` as a part of their name are held out. Without such files the end
-    is held out; in Megatron's format whole documents. `dtype` as for `read_shard`.
+    is held out; in Megatron's format whole documents, if these are at most twice the share. `dtype` as for
+    `read_shard`.
 
     Raises:
         DataError: names the file that does not match its format, and the position.
@@ -79,7 +80,8 @@ def read_shards(files: Sequence[Path], *, validation_share: float, dtype: str = 
         before = count(shards[:-1])
         starts = _document_starts(index) + before
         earlier = starts[starts <= at]
-        at = int(earlier[-1]) if len(earlier) and earlier[-1] > before else at
+        whole = int(earlier[-1]) if len(earlier) and earlier[-1] > before else at
+        at = whole if count(shards) - whole <= 2 * (count(shards) - at) else at
     kept, rest = cut(shards, at=at)
     return Splits(train=kept, validation=rest)
 

@@ -83,10 +83,11 @@ def few_documents(prepared: Prepared) -> str:
     documents = prepared.documents["validation"]
     if documents >= FEW_DOCUMENTS:
         return ""
+    ways = "a larger --validation-share, or " * (documents < prepared.documents["train"])
+    ways += "more and shorter documents (--separator)"
     return (
         f"the validation split of {prepared.folder} has {documents} document{'s' * (documents != 1)}, so its "
-        f"loss depends on which ones; a larger --validation-share, or more and shorter documents "
-        f"(--separator), give {FEW_DOCUMENTS} or more"
+        f"loss depends on which ones; {ways} give {FEW_DOCUMENTS} or more"
     )
 
 

@@ -154,7 +154,7 @@ def split_text(files: Sequence[TextFile], *, share: float) -> Iterator[tuple[str
             begun.add(split)
             yield from ((split, block) for block in itertools.chain(between, _blocks(file)))
         return
-    # No file is small enough to be held out as a whole: hold out the end of the text.
+    # Too little of the text is in files that fit: hold out its end.
     size = sum(file.size for file in files) + len(files) - 1
     left = size - round(size * share)
     for number, file in enumerate(files):
@@ -178,7 +178,8 @@ def _blocks(file: TextFile) -> Iterator[bytes]:
 
 
 def validation_files(sizes: dict[str, int], *, share: float) -> set[str]:
-    """Names of the files to hold out: as many as fit into the share, in order of their names' hashes.
+    """Names of the files to hold out: as many as fit into the share, in order of their names' hashes; none if
+    these are less than half of it.
 
     Args:
         sizes: bytes of each file by name.
@@ -190,7 +191,7 @@ def validation_files(sizes: dict[str, int], *, share: float) -> set[str]:
         if sizes[name] <= budget:
             chosen.add(name)
             budget -= sizes[name]
-    return chosen
+    return chosen if 2 * budget <= share * sum(sizes.values()) else set()
 
 
 def _name_hash(name: str) -> bytes:
@@ -212,7 +213,7 @@ def entropy(counts: np.ndarray) -> float:
     return float(-(share * np.log2(share)).sum())
 
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST, CHECKED = "manifest.json", "checked.json"
 
 

@@ -44,13 +44,14 @@ def write_tokenizer(file: Path, *, specials: Sequence[str] = ("</s>",)) -> Any:
 
 
 def expected_tokens(documents: Sequence[str], tokenizer: Any, *, share: float) -> dict[str, list[int]]:
-    """Tokens by split: documents encoded one by one in order, and split by hash."""
+    """Tokens by split: documents encoded one by one in order; those of the lowest hashes are held out."""
     end = tokenizer.token_to_id("</s>")
+    in_order = sorted(documents, key=lambda text: hashlib.blake2b(text.encode(), digest_size=8).hexdigest())
+    held_out = in_order[: round(share * len(documents))]
     splits: dict[str, list[int]] = {"train": [], "validation": []}
     for document in documents:
-        digest = hashlib.blake2b(document.encode(), digest_size=8).hexdigest()
-        split = "validation" if int(digest, 16) < share * 2**64 else "train"
-        splits[split] += [*tokenizer.encode(document, add_special_tokens=False).ids, end]
+        tokens = [*tokenizer.encode(document, add_special_tokens=False).ids, end]
+        splits["validation" if document in held_out else "train"] += tokens
     return splits
 
 

@@ -157,7 +157,8 @@ def test_bytes_are_those_that_decoding_gives_back(
     manifest = json.loads((out / "manifest.json").read_text())
     splits = manifest["splits"].values()
     assert sum(split["bytes"] for split in splits) == sum(range(31)) + 10 * len(kept.encode())
-    held_out = [text for text in texts if documents.is_held_out(text.encode(), share=0.5)]
+    share_of_hashes = manifest["made_from"]["settings"]["hashes_held_out"]
+    held_out = [text for text in texts if documents.is_held_out(text.encode(), share=share_of_hashes)]
     kept_text = "".join(held_out).replace("ab CDé cd", kept).encode()
     shares = [kept_text.count(byte) / len(kept_text) for byte in set(kept_text)]
     assert manifest["unigram_bits_per_byte"] == pytest.approx(-sum(p * math.log2(p) for p in shares))
@@ -175,6 +176,27 @@ def test_one_document_holds_out_its_end(tmp_path: Path) -> None:
     splits = {split: bytes(tokens) for split, tokens in written_tokens(tmp_path / "out").items()}
     assert splits["train"] + splits["validation"] == text.encode() + b"\0"
     assert len(splits["validation"]) == 50
+
+
+@pytest.mark.parametrize("share", ["0.9", "0.96", "0.5", "0.1"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_share_of_a_few_documents_is_met_within_one(share: str, seed: int, tmp_path: Path) -> None:
+    texts = [f"{seed}: {number}" for number in range(10)]
+    write_lines(tmp_path / "in.jsonl", texts)
+    arguments = ["--tokenizer", "bytes", "--validation-share", share, "--out", tmp_path / "out"]
+    said = succeeded("data", "prepare", tmp_path / "in.jsonl", *arguments, "--workers", "1").errors
+    splits = {split: bytes(tokens).split(b"\0") for split, tokens in written_tokens(tmp_path / "out").items()}
+    assert abs(len(splits["validation"]) - 1 - 10 * float(share)) < 1
+    assert len(splits["train"]) > 1
+    assert ("a larger --validation-share" in said) == (share == "0.1")
+
+
+def test_a_share_that_copies_do_not_allow_is_told_with_the_number(tmp_path: Path) -> None:
+    write_lines(tmp_path / "in.jsonl", ["copy"] * 30 + ["a", "b"])
+    arguments = ["--tokenizer", "bytes", "--validation-share", "0.5", "--out", tmp_path / "out"]
+    said = succeeded("data", "prepare", tmp_path / "in.jsonl", *arguments, "--workers", "1").errors
+    assert "of 32 documents are held out" in said
+    assert "and not --validation-share 50.00%" in said
 
 
 @pytest.mark.slow

@@ -104,8 +104,17 @@ def test_the_default_text_needs_nothing_but_python(tmp_path: Path) -> None:
 )
 def test_held_out_files_never_exceed_their_share(sizes: dict[str, int], share: float) -> None:
     chosen = validation_files(sizes, share=share)
-    assert sum(sizes[name] for name in chosen) <= share * sum(sizes.values()) + 1e-9
+    held_out, wanted = sum(sizes[name] for name in chosen), share * sum(sizes.values())
+    assert held_out == 0 or wanted / 2 - 1e-9 <= held_out <= wanted + 1e-9
     assert chosen == validation_files(dict(reversed(sizes.items())), share=share)
+
+
+def test_the_end_is_held_out_where_the_files_that_fit_are_too_little(tmp_path: Path) -> None:
+    (tmp_path / "small.txt").write_text("ab")
+    (tmp_path / "large.txt").write_text("text " * 2000)
+    config = DataConfig(path=str(tmp_path), context=8, validation_share=0.05)
+    corpus = prepare(config, cache=tmp_path / "c")
+    assert count(corpus.validation) == 500
 
 
 def test_batches_are_a_function_of_seed_and_step_however_they_are_asked_for() -> None:

@@ -21,7 +21,7 @@ from stages.config.run_config import DataConfig
 from stages.data.batches import Batches
 from stages.data.dataset import DataError, prepare, vocabulary
 from stages.data.integrity import write_checksummed
-from stages.data.shards import Shard, Tokens, cut
+from stages.data.shards import Shard, Tokens, count, cut
 from stages.trainer import replay
 from stages.validation import ConfigError, check
 
@@ -47,6 +47,15 @@ def test_every_format_gives_the_tokens_that_were_written(kind: str, tmp_path: Pa
     assert all_tokens(corpus.train) == TRAIN
     assert all_tokens(corpus.validation) == VALIDATION
     assert vocabulary(config, cache=tmp_path / "cache") == max(TRAIN) + 1
+
+
+def test_a_last_document_of_more_than_twice_the_share_is_cut(tmp_path: Path) -> None:
+    documents = [list(range(1000)), list(range(9000))]
+    write_megatron(tmp_path / "x.bin", documents)
+    for share, held_out in ((0.05, 500), (0.4, 4000), (0.5, 9000)):
+        config = DataConfig(path=str(tmp_path / "x.bin"), context=16, validation_share=share)
+        corpus = prepare(config, cache=tmp_path / "cache")
+        assert (count(corpus.train), count(corpus.validation)) == (10_000 - held_out, held_out)
 
 
 def test_the_same_tokens_give_the_same_run_in_every_format(tmp_path: Path) -> None:
