@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from schedules.actions import Op, Program, ScheduleError
+from schedules.messages import Channel, Kind
 
 MOST_TIME = 1e100
 """Longest time of an action or message: a sum of as many as a program has is finite."""
@@ -52,6 +53,33 @@ class Costs:
     """Likewise, G: its gradient."""
     seed: int
     """Seeds the jitter. Stage, op and micro-batch decide a factor, so that schedules meet the same ones."""
+    next_latency: tuple[float, ...] = ()
+    """For each stage, `latency` between it and the stage after it, both ways, where links differ (some ranks
+    share a node); empty: `latency`."""
+
+    def latency_of(self, channel: Channel) -> float:
+        """From the end of the sending of a message between ranks to its arrival."""
+        if channel.kind is Kind.HIDDEN:
+            return self.hidden_latency
+        if channel.kind is Kind.PART:
+            return self.part_latency
+        if self.next_latency and channel.kind in (Kind.ACTIVATIONS, Kind.GRADIENT):
+            return self.next_latency[min(channel.source, channel.destination)]
+        return self.latency
+
+
+TIMES = {
+    "forward": Op.FORWARD,
+    "backward": Op.BACKWARD,
+    "input_half": Op.BACKWARD_INPUT,
+    "weight_half": Op.BACKWARD_WEIGHT,
+    "head": Op.HEAD,
+    "head_weight": Op.HEAD_WEIGHT,
+    "embed": Op.EMBED,
+    "embed_weight": Op.EMBED_WEIGHT,
+    "update": Op.UPDATE,
+}
+"""Fields of `Costs`, and the ops that they are the times of."""
 
 
 def uniform_costs(
@@ -198,16 +226,7 @@ def with_measured_ranks(costs: Costs, program: Program, measured: RankTimes) -> 
 def durations(program: Program, costs: Costs) -> dict[Op, list[list[float]]]:
     """For each op but the update: by stage, the time of each micro-batch of the segment, jitter included."""
     count = program.steps * program.microbatches
-    times = {
-        Op.FORWARD: costs.forward,
-        Op.BACKWARD: costs.backward,
-        Op.BACKWARD_INPUT: costs.input_half,
-        Op.BACKWARD_WEIGHT: costs.weight_half,
-        Op.HEAD: costs.head,
-        Op.HEAD_WEIGHT: costs.head_weight,
-        Op.EMBED: costs.embed,
-        Op.EMBED_WEIGHT: costs.embed_weight,
-    }
+    times = {op: getattr(costs, field) for field, op in TIMES.items() if op is not Op.UPDATE}
     if costs.jitter == 0:
         rows = {time: [time] * count for of_stage in times.values() for time in of_stage}
         return {op: [rows[time] for time in of_stage] for op, of_stage in times.items()}

@@ -94,9 +94,8 @@ class _Simulation:
         # Of what a stage needs from all shards, what has been sent so far.
         self.parts_at: list[list[float]] = [[] for _ in range(count if program.head_shards else 0)]
         self.embedded_at: list[list[float]] = [[] for _ in range(count if program.tied_shards else 0)]
-        latencies = {Kind.HIDDEN: costs.hidden_latency, Kind.PART: costs.part_latency}
         self.routes = {
-            key: [self._route(channel, latencies.get(channel.kind, costs.latency)) for channel in ends.sends]
+            key: [self._route(channel, costs.latency_of(channel)) for channel in ends.sends]
             for key, ends in channel_ends(program).items()
         }
         self.links: Links[tuple[_Route, int]] = Links()
