@@ -23,6 +23,7 @@ from asyncpp_cli.experiment.interpolation import resolved_file
 from asyncpp_cli.experiment.shipped import find_template, template_names
 from asyncpp_cli.experiment.yaml_data import read_mapping
 from asyncpp_cli.runs.settings import SettingError, holds_text, typed
+from asyncpp_cli.sites import sbatch_flags
 from asyncpp_cli.sites.containers import Container, ContainerError, check_container
 from stages.config.keys import unknown
 from stages.config.records import Count, Meta, converted
@@ -31,22 +32,14 @@ LOCAL = "local"
 
 _FLAG = re.compile(r"[a-z][a-z0-9-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TIME = Meta(
-    pattern=r"\A(\d{1,7}|(\d{1,5}-)?\d{1,5}(:\d{1,2}){0,2})\Z",
-    description="'MINUTES', 'HH:MM:SS', 'D-HH:MM:SS'",
-)
-_MEMORY = Meta(pattern=r"\A\d+[KMGT]?\Z", description="an amount of memory: 64G, 900M")
+_TIME = Meta(pattern=rf"\A{sbatch_flags.TIME}\Z", description="'MINUTES', 'HH:MM:SS', 'D-HH:MM:SS'")
+_MEMORY = Meta(pattern=rf"\A{sbatch_flags.MEMORY}\Z", description="an amount of memory: 64G, 900M")
 _NODES = Meta(pattern=r"\A[A-Za-z0-9_.,\[\]-]+\Z", description="nodes in sbatch's notation: n[3-4],n7")
 _INTERFACE = Meta(pattern=r"\A[A-Za-z0-9_.:-]+\Z", description="the name of an interface")
 _LINE = Meta(pattern=r"\A[^\n]*\Z", description="a list with one line per entry")
 _WITH_DASH = Meta(pattern=r"\A-", description="--name=value")
 Word = Annotated[str, Meta(pattern=r"\A[^\s\x00-\x1f]+\Z", description="text without white space")]
 Positive = Annotated[int, Meta(ge=1)]
-_OURS = (
-    *("array", "chdir", "job-name", "nodes", "ntasks", "output", "error", "parsable", "wrap"),
-    *("clusters", "quiet", "test-only", "wait"),
-)
-"""sbatch flags that asyncpp sets itself, or by whose answer it would lose a job; a profile must not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +129,8 @@ def _holds_text(place: tuple[str, ...], value: object) -> bool:
     section, *inner = place
     if section == "run":
         return holds_text(f"site.{'.'.join(inner)}")
-    if section == "flags" and value is True:
-        return False  # a flag without a value
+    if section == "flags" and (value is True or sbatch_flags.is_number(".".join(inner))):
+        return False  # a flag without a value, or with a number
     return section in _KEYS and re.match("int|Count|Positive", str(_KEYS[section].type)) is None
 
 
@@ -232,16 +225,19 @@ def _check(site: Site) -> None:
             refuse("environment", f"{name!r} is not a name of an environment variable")
     if site.setup and (last := setup_commands(site.setup)[-1]) and not _is_whole(last):
         refuse("setup", f"{last.splitlines()[0]!r} begins no whole command of bash; accepted: lines of bash")
-    for name, value in site.flags.items():
-        accepted = value is True or (isinstance(value, int | float | str) and value is not False)
-        if not accepted or (isinstance(value, str) and re.search(r"[\x00-\x1f]", value)):
-            refuse("flags", f"{name} is {value!r}; accepted: text, a number or true")
     for key, names in (("flags", list(site.flags)), ("remove_flags", site.remove_flags)):
         for name in names:
             if not _FLAG.fullmatch(name):
                 refuse(key, f"{name}: accepted: a flag's name without its dashes")
-            if name in _OURS:
+            if name in sbatch_flags.SET_BY_ASYNCPP:
                 refuse(key, f"{name} is set by asyncpp and cannot be changed")
+    for name, value in site.flags.items():
+        if name in sbatch_flags.KEYS:
+            refuse("flags", f"{name} has a key of its own; write {sbatch_flags.KEYS[name]} for it")
+        try:
+            site.flags[name] = sbatch_flags.flag_value(name, value)
+        except ValueError as error:
+            refuse("flags", f"{name} is {value!r}; accepted: {error}")
     if site.on_end and not site.on_end[0]:
         refuse("on_end", "the first word is empty; accepted: a command and its arguments")
     if site.container is not None:

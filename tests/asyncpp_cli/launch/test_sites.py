@@ -95,6 +95,25 @@ def test_a_user_profile_is_found_by_name_and_by_path(own_profiles: Path, tmp_pat
         ("time: '0:30'\nsignal_lead: 30", "signal_lead: 30 s before its time limit"),
         ("time: '1-1440-1'", 'time is "1-1440-1"; accepted:'),
         ("time: '4h'", 'time is "4h"; accepted:'),
+        ("time: '5:99:99'", 'time is "5:99:99"; accepted:'),
+        ("time: '90:99'", 'time is "90:99"; accepted:'),
+        ("time: '1-5:99'", 'time is "1-5:99"; accepted:'),
+        ("time: 1e3", 'time is "1e3"; accepted:'),
+        ("flags: {nice: '1e3'}", "flags: nice is '1e3'; accepted: a whole number"),
+        ("flags: {nice: 1.5}", "flags: nice is 1.5; accepted: a whole number"),
+        ("flags: {nice: .inf}", "flags: nice is inf; accepted: a whole number"),
+        ("flags: {priority: high}", "flags: priority is 'high'; accepted: a whole number >= 0, or TOP"),
+        ("flags: {threads-per-core: true}", "flags: threads-per-core is True; accepted: a whole number"),
+        ("flags: {time-min: '5:99:99'}", "flags: time-min is '5:99:99'; accepted: 'MINUTES'"),
+        ("flags: {mem-per-cpu: 1e3}", "flags: mem-per-cpu is '1e3'; accepted: an amount of memory"),
+        ("flags: {exclusive: 'yes'}", "flags: exclusive is 'yes'; accepted: true, user, mcs, topo"),
+        ("flags: {hold: 1}", "flags: hold is '1'; accepted: true"),
+        ("flags: {gpus-per-task: a b}", "flags: gpus-per-task is 'a b'; accepted: a number, or TYPE:NUMBER"),
+        ("flags: {switches: 1@99:99}", "flags: switches is '1@99:99'; accepted: a number, or NUMBER@TIME"),
+        ("flags: {comment: [a]}", "flags: comment is ['a']; accepted: text, a number or true"),
+        ("flags: {time: '60'}", "flags: time has a key of its own; write time for it"),
+        ("flags: {mem: 64G}", "flags: mem has a key of its own; write memory for it"),
+        ("flags: {signal: TERM@5}", "flags: signal has a key of its own; write signal_lead for it"),
         ("array_limit: 0", "array_limit is 0; accepted: a whole number >= 1"),
         ("scheduler: pbs", 'scheduler is "pbs"; accepted: local, slurm'),
         ("container: x", 'container is "x"; accepted: a mapping with runtime, image'),
@@ -251,6 +270,16 @@ def test_a_job_ends_where_a_line_of_its_setup_fails(
     done = begun(array_script(site, tmp_path, job), tmp_path, "echo ran")
     assert (done.output, done.code) == ("", 1)
     assert "setting UID (environment of the site) failed with exit code 1" in done.errors
+
+
+def test_a_number_in_a_profile_is_a_number_to_sbatch(own_profiles: Path, tmp_path: Path) -> None:
+    numbers = "{nice: 1e3, priority: 1_0, gpus-per-task: 1e0, mem-per-gpu: 4096, time-min: 90, comment: 1e3}"
+    site = site_of(own_profiles, f"flags: {numbers}")
+    shape = shape_of(config(stages=2), site, replay=False)
+    script = array_script(site, tmp_path, BatchJob(name="a", shape=shape, tasks=1, code="c0de"))
+    for flag in ("nice=1000", "priority=10", "gpus-per-task=1", "mem-per-gpu=4096", "time-min=90", "comment=1e3"):
+        assert f"#SBATCH --{flag}\n" in script
+    assert site_of(own_profiles, "flags: {nice: true}").flags == {"nice": True}
 
 
 def test_text_of_a_profile_is_what_was_written(own_profiles: Path) -> None:
