@@ -38,8 +38,8 @@ def train(
         process: this one.
         dump_folder: where profiles, and memory snapshots after running out of it, are written; None: nowhere.
         on_stall: called in another thread after a stall: no progress for twice `site.timeout`, while reading
-            or writing text or checkpoints for twice `site.save_timeout`, while building the model for ten
-            times `site.timeout`.
+            or writing text or checkpoints for twice `site.save_timeout`, while building and compiling the
+            model for twice `site.start_timeout`.
         on_wait: called in another thread with the message that this process has long waited for, and with
             None once it goes on.
         kept: the recorder, and what the run is given to go on from, to save into and to stop by.

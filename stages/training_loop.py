@@ -29,6 +29,7 @@ from stages.liveness.stop_signal import never
 from stages.liveness.watchdog import ActivityTracker
 from stages.memory.measure import MemoryMeter
 from stages.metrics import RankReport, Recorder, Rows, tensor_digest
+from stages.model.compiler import compiles_here
 from stages.pipeline.build import Rank, build_ranks, dtypes, representative_programs, segment_lengths
 from stages.pipeline.evaluation import ValidationLoss, evaluate, weights_and_biases
 from stages.pipeline.executor import drive
@@ -157,7 +158,7 @@ class TrainingLoop:
         self._data: ShardWatch | None = None
         if process is None or process.local_rank == 0:  # each machine sees its own
             self._data = ShardWatch(self._corpus.shards())
-        doing.begin("building the model", kind="building")
+        doing.begin("building the model", kind="start")
         self._ranks = build_ranks(
             config,
             connections=connections,
@@ -259,9 +260,8 @@ class TrainingLoop:
     def _start(self, start: Progress) -> None:
         """Wait for all ranks, connect them, and write the first row."""
         self._doing.begin("starting", kind="start")
-        warms_up = self._process is not None and self._device.type == "cuda"
         warmed_up = 0.0
-        if warms_up or self._config.train.cuda_graphs:
+        if self._warms_up():
             warmed_up = warm_up_ranks(self._ranks, self._config, device=self._device)
         self._seconds = start.seconds
         program = self._program(start.step, 1)
@@ -289,6 +289,14 @@ class TrainingLoop:
             shared_gpu=self._process is not None and self._process.host_staged,
             warm_up_seconds=warmed_up,
         )
+
+    def _warms_up(self) -> bool:
+        """Whether a first micro-batch may take longer than a message or an action may: on a GPU, where blocks
+        are compiled, and in a module of the user's own, whose first forward may build what it needs."""
+        config, kind = self._config, self._device.type
+        if config.train.cuda_graphs or config.model.factory is not None:
+            return True
+        return (kind == "cuda" and self._process is not None) or compiles_here(config, device=kind)
 
     def _train_segment(self, first_step: int, steps: int) -> tuple[int, bool]:
         """Train to the next drain. Returns the steps done by then, and whether the run ends there."""

@@ -17,8 +17,10 @@ SET_BY_ASYNCPP = (
 
 KEYS = {
     **{name: name for name in ("partition", "account", "qos", "constraint", "exclude", "time")},
-    **{"mem": "memory", "signal": "signal_lead", "cpus-per-task": "cpus_per_task"},
-    **{"ntasks-per-node": "tasks_per_node"},
+    "mem": "memory",
+    "signal": "signal_lead",
+    "cpus-per-task": "cpus_per_task",
+    "ntasks-per-node": "tasks_per_node",
 }
 """Flags whose value a key of the profile holds, with that key."""
 

@@ -348,7 +348,7 @@ class SiteConfig:
     """Seconds a process waits for a message from another rank. A process that starts nothing for twice as
     long dumps its stack traces and exits."""
     start_timeout: float = key(600.0, above=0, high=1e8)
-    """Seconds for all processes of a run to start, find each other and build their stages."""
+    """Seconds for all processes of a run to start, find each other, build their stages and compile them."""
     grace: float = key(30.0, above=0, high=1e6)
     """Seconds a run may take to save once it is told to stop; then it is killed."""
     save_timeout: float = key(1800.0, above=0, high=1e8)

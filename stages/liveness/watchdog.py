@@ -19,21 +19,18 @@ from typing import Literal, NamedTuple
 
 from stages.config.run_config import SiteConfig
 
-Phase = Literal["", "building", "disk", "start"]
+Phase = Literal["", "disk", "start"]
 
 _TIMEOUTS = 2.0
 """Timeouts without progress after which a process counts as stalled."""
 
-_BUILDING = 5.0
-"""Factor of the limit while the model is built, since the user's own code may be imported and run."""
-
 
 def stall_limits(site: SiteConfig) -> Mapping[Phase, float]:
     """Seconds without progress after which a process counts as stalled, by phase: it exchanges messages,
-    builds its stage, reads or writes a checkpoint or text, or waits for the slowest process to start."""
+    reads or writes a checkpoint or text, or does what comes before its first message (it builds its stage,
+    which may run the user's own code, compiles it, and waits for the slowest process)."""
     return {
         "": _TIMEOUTS * site.timeout,
-        "building": _TIMEOUTS * site.timeout * _BUILDING,
         "disk": _TIMEOUTS * max(site.timeout, site.save_timeout),
         "start": _TIMEOUTS * max(site.timeout, site.start_timeout),
     }

@@ -158,7 +158,9 @@ def keep_best(cells: Sequence[CellResult], keys: Sequence[str]) -> tuple[list[Ce
             if any(is_on_edge(best.value(key), [cell.value(key) for cell in tried]) for key in keys)
             else ""
         )
-        entry = f"{name} {_printed(best, keys)}{edge}"
+        most = max(cell.n for cell in tried)
+        fewer = f" (the mean of {best.n}, where another value has {most} runs)" if best.n < most else ""
+        entry = f"{name} {_printed(best, keys)}{fewer}{edge}".strip()
         best_by_values.setdefault(f"{values}{without_result}", []).append(entry)
     return kept, _sentences(best_by_values, " and ".join(keys), counts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -461,17 +461,23 @@ def arm_names(cells: Sequence[CellResult], *, without: Sequence[str] = ()) -> li
     left_out = {*without, "correction.name"}
     keys = [key for key in (cells[0].axes if cells else ()) if key not in left_out]
     varying = [key for key in keys if len({repr(cell.axes.get(key)) for cell in cells}) > 1]
-    models = len({cell.model for cell in cells}) > 1
-    return [_name(cell, varying, model=models) for cell in cells]
+    named = {"schedule", "optimizer", "error_feedback"} - left_out
+    if "model" not in left_out and len({cell.model for cell in cells}) > 1:
+        named.add("model")
+    return [_name(cell, varying, named=named) for cell in cells]
 
 
-def _name(cell: CellResult, keys: Sequence[str], *, model: bool) -> str:
-    parts = [cell.schedule, cell.optimizer]
-    if cell.error_feedback:
+def _name(cell: CellResult, keys: Sequence[str], *, named: Collection[str]) -> str:
+    """A cell's name: those of schedule, optimizer, error feedback and model that are `named`, its correction,
+    and the values of `keys`."""
+    parts = [
+        value for key, value in (("schedule", cell.schedule), ("optimizer", cell.optimizer)) if key in named
+    ]
+    if cell.error_feedback and "error_feedback" in named:
         parts.append("EF" if cell.error_feedback == 1 else f"EF {cell.error_feedback:g}")
     if cell.correction is not None:
         parts.append(cell.correction)
-    if model:
+    if "model" in named:
         parts.append(cell.model)
     values = {key: cell.axes.get(key) for key in keys if cell.uses(key)}
     parts += [

@@ -277,7 +277,14 @@ def test_a_number_in_a_profile_is_a_number_to_sbatch(own_profiles: Path, tmp_pat
     site = site_of(own_profiles, f"flags: {numbers}")
     shape = shape_of(config(stages=2), site, replay=False)
     script = array_script(site, tmp_path, BatchJob(name="a", shape=shape, tasks=1, code="c0de"))
-    for flag in ("nice=1000", "priority=10", "gpus-per-task=1", "mem-per-gpu=4096", "time-min=90", "comment=1e3"):
+    for flag in (
+        "nice=1000",
+        "priority=10",
+        "gpus-per-task=1",
+        "mem-per-gpu=4096",
+        "time-min=90",
+        "comment=1e3",
+    ):
         assert f"#SBATCH --{flag}\n" in script
     assert site_of(own_profiles, "flags: {nice: true}").flags == {"nice": True}
 

@@ -457,6 +457,30 @@ def test_each_arm_keeps_its_best(
     assert unsaid not in " ".join(choices)
 
 
+def test_an_arm_is_not_named_by_what_it_was_chosen_over() -> None:
+    """A cell of fewer seeds that wins says so."""
+    runs = [
+        run(schedule, loss, optimizer=optimizer, error_feedback=coefficient, seed=seed)
+        for schedule, optimizer, coefficient, loss, seeds in (
+            *(("2bw", "adamw", 0.0, 2.5, 2), ("2bw", "muon", 0.0, 2.0, 1)),
+            *(("2bw", "muon", 1.0, 1.9, 2), ("1f1b", "adamw", 0.0, 2.1, 2)),
+        )
+        for seed in range(seeds)
+    ]
+
+    def said(*keys: str) -> str:
+        return " ".join(aggregate_best(runs, best_over=keys)[2])
+
+    over_optimizer = said("optimizer")
+    assert "2bw muon (the mean of 1, where another value has 2 runs)" in over_optimizer
+    assert "2bw EF muon" in over_optimizer
+    assert "adamw muon" not in over_optimizer
+    assert "adamw 2bw EF" not in (over_schedule := said("schedule", "error_feedback"))
+    assert "muon 2bw and 1" in over_schedule
+    assert "adamw 1f1b and 0" in over_schedule
+    assert ": 2bw and muon and 1 (on" in said("schedule", "optimizer", "error_feedback")
+
+
 def test_an_arm_is_compared_with_the_other_arms_best_if_it_has_one() -> None:
     cells, _, _ = aggregate_best(
         [*tried("1f1b", {1e-3: 2.3, 2e-3: 2.0}), *tried("2bw", {1e-3: 2.1})], best_over=[LR]
