@@ -1,8 +1,8 @@
 """Dry run on this machine: checks every cell, shows its job, and trains a small twin of it for a few steps.
 
 A twin has the cell's stages, schedule, micro-batches, optimizer, correction and precision, with a tiny model
-of the same kind and at most two data ranks. Cells with the same twin share it. A twin of many ranks is
-trained by replay, in one process.
+of the same kind and at most two data ranks. Cells of one kind, whose twins differ in numbers such as the
+learning rate alone, share that of the first. A twin of many ranks is trained by replay, in one process.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import shlex
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.base.console import say, show_table
+from asyncpp_cli.base.console import roughly, say, show_table
 from asyncpp_cli.base.tables import Fit
 from asyncpp_cli.experiment.run_data import config_to_train, naming_config
 from asyncpp_cli.launch.common.supervisor import train_words
@@ -24,12 +25,14 @@ from asyncpp_cli.launch.progress import shown_progress
 from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.settings import config_hash, copy_of
+from asyncpp_cli.runs.settings import config_hash, copy_of, items
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import ranks_of, resources_of, this_machine
 from stages.config.run_config import ModelConfig, RunConfig, TrainConfig
 from stages.config.segments import schedule_facts
 from stages.validation import check
+
+Settings = frozenset[tuple[str, object]]
 
 MOST_PROCESSES = 8
 """A twin with more ranks is trained by replay."""
@@ -42,6 +45,9 @@ EXPERTS = 4
 DATA_RANKS = 2
 """Maximum for a twin; further data ranks do the same as the second."""
 
+_PROCESS_SECONDS, _COMPILE_SECONDS = 10.0, 40.0
+"""Time of a twin's process on a core, most of it for loading torch, and more where blocks are compiled."""
+
 
 @dataclass(frozen=True)
 class _DryRunCell:
@@ -51,6 +57,13 @@ class _DryRunCell:
     ranks: int
     threads: int
     twin: RunConfig
+
+    @property
+    def kind(self) -> Settings:
+        """The twin's settings, of numbers that are no counts only whether they are 0."""
+        return frozenset(
+            (key, bool(value) if isinstance(value, float) else repr(value)) for key, value in items(self.twin)
+        )
 
     @property
     def twin_id(self) -> str:
@@ -113,19 +126,40 @@ def dry_run(experiment: Experiment, *, replay: bool, quiet: bool) -> bool:
     """
     seen: dict[str, Any] = {}
     cells = [_checked_cell(run, seen) for run in experiment.runs]
-    twins = {cell.twin_id: cell for cell in cells}
+    twins: dict[Settings, _DryRunCell] = {}
+    for cell in cells:
+        twins.setdefault(cell.kind, cell)
     _show_jobs(experiment, cells, replay=replay)
-    say(f"Training {len(twins)} small twins for {STEPS} steps each; what they write is removed afterwards.")
     in_one_process = [cell for cell in twins.values() if replay or ranks_of(cell.twin) > MOST_PROCESSES]
     distributed = [cell for cell in twins.values() if cell not in in_one_process]
+    seconds = _seconds(in_one_process, distributed, cores=this_machine().cores)
+    say(
+        f"Training {len(twins)} small twins, one per kind of cell, for {STEPS} steps each: about "
+        f"{roughly(seconds)} if nothing else runs here. What they write is removed afterwards."
+    )
     if in_one_process and not replay:
         count = len(in_one_process)
         say(f"Twins of more than {MOST_PROCESSES} ranks are trained in one process (replay): {count}.")
     with tempfile.TemporaryDirectory(prefix="asyncpp-dry-run-") as folder:
         outcomes = _train(distributed, Path(folder), replay=False, quiet=quiet)
         outcomes |= _train(in_one_process, Path(folder), replay=True, quiet=quiet)
-    _show_outcomes(experiment, cells, outcomes)
+    _show_outcomes(
+        experiment, cells, {cell.kind: (cell.twin_id, outcomes[cell.twin_id]) for cell in twins.values()}
+    )
     return not any(outcomes.values())
+
+
+def _seconds(
+    in_one_process: Sequence[_DryRunCell], distributed: Sequence[_DryRunCell], *, cores: int
+) -> float:
+    """About how long twins take, those of many processes together with others as far as there are cores."""
+    works = [(1, cell) for cell in in_one_process] + [(ranks_of(cell.twin), cell) for cell in distributed]
+    work = longest = 0.0
+    for processes, cell in works:
+        each = _PROCESS_SECONDS + (_COMPILE_SECONDS if cell.twin.train.compile else 0.0)
+        work += each * processes
+        longest = max(longest, each * max(1.0, processes / cores))
+    return max(longest, work / cores)
 
 
 def _show_jobs(experiment: Experiment, cells: list[_DryRunCell], *, replay: bool) -> None:
@@ -144,10 +178,13 @@ def _show_jobs(experiment: Experiment, cells: list[_DryRunCell], *, replay: bool
     show_table(columns, rows, title=f"{experiment.name}: {len(rows)} cells, all valid", fit=fit)
 
 
-def _show_outcomes(experiment: Experiment, cells: list[_DryRunCell], outcomes: dict[str, str]) -> None:
-    counts = Counter(cell.twin_id for cell in cells)
-    rows = [[twin, str(counts[twin]), reason or "ok"] for twin, reason in outcomes.items()]
-    failed = sum(counts[twin] for twin, reason in outcomes.items() if reason)
+def _show_outcomes(
+    experiment: Experiment, cells: list[_DryRunCell], outcomes: dict[Settings, tuple[str, str]]
+) -> None:
+    """A table of twins: by kind, its id and why it failed, empty if it did not."""
+    counts = Counter(cell.kind for cell in cells)
+    rows = [[twin, str(counts[kind]), reason or "ok"] for kind, (twin, reason) in outcomes.items()]
+    failed = sum(counts[kind] for kind, (_, reason) in outcomes.items() if reason)
     title = f"{experiment.name}: dry run, {len(cells) - failed} of {len(cells)} cells ok"
     show_table(["twin", "cells", "outcome"], rows, title=title, fit=Fit(fold=["outcome"]))
 

@@ -1,10 +1,11 @@
-"""Progress of runs on standard error: a line for each that starts or ends, and a bar on a terminal."""
+"""Progress of runs on standard error: a line for each that starts or ends, and where those that train stand:
+in a bar on a terminal, elsewhere in a line now and then."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
@@ -20,7 +21,14 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status, is_done
 
 _TRUST_SECONDS = 20.0
-"""Of a launch, after which its own pace counts as much as the expected one."""
+"""Seconds after which a launch's own pace counts as much as the expected one."""
+_LINE_SECONDS = 30.0
+"""Seconds between two lines on the runs that train, where there is no terminal."""
+_MOST_NAMED = 2
+"""Runs that such a line names."""
+
+Remark = Callable[[Sequence[tuple[Run, Status]]], str]
+"""What is to be said once about the statuses of all runs; empty: nothing yet."""
 
 
 @contextmanager
@@ -30,6 +38,7 @@ def shown_progress(
     pauses: Pauses = NO_PAUSES,
     quiet: bool = False,
     expected: Mapping[str, float] = MappingProxyType({}),
+    remark: Remark | None = None,
 ) -> Iterator[ShowProgress]:
     """The display that fits standard error: with a bar of all runs on a terminal, lines alone otherwise.
 
@@ -38,12 +47,13 @@ def shown_progress(
         pauses: steps after which runs pause; progress is shown towards these.
         quiet: show nothing.
         expected: seconds of each run by id, if they are known of all.
+        remark: said once, when it is not empty.
     """
     if quiet:
         yield lambda statuses: None
         return
     with progress_bar(console(errors=True)) if sys.stderr.isatty() else nullcontext() as bar:
-        yield _Display(bar, done_before=done_before, pauses=pauses, expected=expected).update
+        yield _Display(bar, done_before=done_before, pauses=pauses, expected=expected, remark=remark).update
 
 
 class _Total:
@@ -107,6 +117,18 @@ def _ended_line(run: Run, status: Status) -> str:
     return f"{status.state:<12} {run.id}: {status.steps} steps{within}{loss}{rate}"
 
 
+def _standing(statuses: Sequence[tuple[Run, Status]]) -> str:
+    """Where the runs that train stand: step and training loss of the first ones; empty if none trains."""
+    training = [(run, status) for run, status in statuses if status.state == State.RUNNING and status.steps]
+    named = [
+        f"{run.id}: step {status.step} of {status.steps}"
+        + (f", loss {status.train_loss:.3f}" if status.train_loss is not None else "")
+        for run, status in training[:_MOST_NAMED]
+    ]
+    more = len(training) - len(named)
+    return "; ".join([*named, *([f"{more} more"] if more else [])])
+
+
 class _Display:
     """Prints a line for each run that starts or ends; shows the others in the bar."""
 
@@ -117,26 +139,40 @@ class _Display:
         done_before: int,
         pauses: Pauses = NO_PAUSES,
         expected: Mapping[str, float] = MappingProxyType({}),
+        remark: Remark | None = None,
     ) -> None:
         self._bar = bar
         self._pauses = pauses
+        self._remark = remark
+        self._spoke = time.monotonic()
         self._states: dict[str, tuple[State, int]] = {}
         self._total = _Total(done_before=done_before, expected=expected)
         if bar is not None:
             self._task = bar.add_task("")
 
-    def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
+    def update(self, statuses: Sequence[tuple[Run, Status]], *, now: float | None = None) -> None:
+        """Show how the runs stand; `now`: seconds of the monotonic clock."""
+        now = time.monotonic() if now is None else now
         towards = [(run, self._towards_pause(run, status)) for run, status in statuses]
         total = self._total.line(towards)
         for run, status in towards:
             if (line := self._event(run, status)) is not None:
                 ended = self._bar is None and len(towards) > 1 and status.state != State.RUNNING
                 self._say(f"{line} ({total})" if ended else line)
-        if self._bar is not None:
+                self._spoke = now
+        if self._remark is not None and (text := self._remark(statuses)):
+            self._say(text)
+            self._remark = None
+        standing = _standing(towards)
+        if self._bar is None:
+            if standing and now - self._spoke >= _LINE_SECONDS:
+                self._say(f"training     {standing} ({total})")
+                self._spoke = now
+        else:
             known = [status for _, status in towards]
             self._bar.update(
                 self._task,
-                description=total,
+                description="\n".join(filter(None, (total, standing))),
                 completed=self._total.done(known),
                 total=self._total.counts(known)[1],
             )

@@ -13,7 +13,7 @@ from asyncpp_cli.launch.cluster import follow, show_scripts, submit_missing
 from asyncpp_cli.launch.common.options import LaunchOptions, Pauses, flags
 from asyncpp_cli.launch.dry_run import dry_run
 from asyncpp_cli.launch.local_machine import Interrupted, Launcher, tasks_of
-from asyncpp_cli.launch.progress import shown_progress
+from asyncpp_cli.launch.progress import Remark, shown_progress
 from asyncpp_cli.launch.submission.end_message import claim_end, tell_end
 from asyncpp_cli.launch.submission.sbatch import check_folder_name
 from asyncpp_cli.runs.attempts.repair import damage, repair_run, restoring
@@ -136,13 +136,22 @@ def launch_on_cluster(experiment: Experiment, site: Site, options: LaunchOptions
         return INTERRUPTED
 
 
-def launch_locally(experiment: Experiment, options: LaunchOptions, *, told: bool = False) -> int:
+def launch_locally(
+    experiment: Experiment,
+    options: LaunchOptions,
+    *,
+    told: bool = False,
+    remark: Remark | None = None,
+    resume: str = "",
+) -> int:
     """Launch an experiment on this machine; returns the command's exit code.
 
     Args:
         experiment: its runs that are not done are trained.
         options: of the launch.
         told: the user knows already how long it is expected to take.
+        remark: said once while the runs train.
+        resume: command that goes on after Ctrl-C; empty: this launch again.
 
     Raises:
         UserError: a run needs more than this machine has.
@@ -175,7 +184,11 @@ def launch_locally(experiment: Experiment, options: LaunchOptions, *, told: bool
             say(sentence)
     try:
         with shown_progress(
-            done_before=len(runs) - len(missing), pauses=pauses, quiet=options.quiet, expected=expected
+            done_before=len(runs) - len(missing),
+            pauses=pauses,
+            quiet=options.quiet,
+            expected=expected,
+            remark=remark,
         ) as progress:
             ended = Launcher(
                 tasks,
@@ -192,7 +205,7 @@ def launch_locally(experiment: Experiment, options: LaunchOptions, *, told: bool
         if interrupted.others:
             cancel = command("cancel", experiment.folder)
             say(f"Runs of other launches go on ({interrupted.others}); to end them: {cancel}")
-        say(f"To resume: {resume_command(runs, experiment.folder, options)}")
+        say(f"To resume: {resume or resume_command(runs, experiment.folder, options)}")
         return INTERRUPTED
     done = [is_done(status, until=task.until) for task, status in zip(tasks, ended, strict=True)]
     completed = len(runs) - len(missing) + sum(done)

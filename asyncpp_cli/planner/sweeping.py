@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,6 +83,18 @@ def _expected(
     from asyncpp_cli.planner.cells import expected
     from asyncpp_cli.planner.costs.profile_costs import read_profile
     from asyncpp_cli.sites.profile import find_site
+    from asyncpp_cli.sites.resources import this_machine
 
     profiles = [read_profile(file) for file in files]
+    if site is None and not profiles and not this_machine().gpus:
+        # Here runs that name no GPU train on the CPU, and take the memory that they take there.
+        cells = [_on_cpu(each) for each in cells]
     return expected(source, cells, site=None if site is None else find_site(site), profiles=profiles)
+
+
+def _on_cpu(resolved: ResolvedCell) -> ResolvedCell:
+    """A cell on this machine's CPU if it leaves the device open and names no GPU."""
+    site = resolved.config.site
+    if site.device != "auto" or site.gpu is not None or site.memory_gb is not None:
+        return resolved
+    return replace(resolved, config=replace(resolved.config, site=replace(site, device="cpu")))

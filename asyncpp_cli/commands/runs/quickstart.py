@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from asyncpp_cli.runs.status import State, Status
+
 if TYPE_CHECKING:
     from asyncpp_cli.runs.run_folder import Run
 
@@ -39,22 +41,25 @@ def quickstart(
     swept = sweep_template(TEMPLATE, [], out=folder, site=None)
     cells, rendered = swept.cells, swept.rendered
     assert rendered is not None
+    resume = command("quickstart", "--out", folder)
     say(
         f"{len(cells)} runs of a small language model over a pipeline of two processes, on the text of the\n"
         "Python standard library: the synchronous schedule 1f1b and the asynchronous 2bw, AdamW and\n"
         "Muon, with and without error feedback. About four minutes on two idle cores.\n"
-        f"To resume after Ctrl-C: {command('quickstart', '--out', folder)}"
+        f"To resume after Ctrl-C: {resume}"
     )
     if rendered.added < len(cells):
         say(f"{folder} exists already: running what is missing.")
     elif line := expected_line([resolved.config for resolved in cells]):
         say(line)
-    runs = {run.id: run for run in rendered.experiment.runs}
-    first = [runs[resolved.cell.id] for resolved in cells[:2]]
-    code = launch_locally(rendered.experiment, LaunchOptions(only=[run.id for run in first]), told=True)
-    if code != INTERRUPTED:
-        _say_what_the_first_showed(first)
-        code = launch_locally(rendered.experiment, LaunchOptions(), told=True)
+    first = [resolved.cell.id for resolved in cells[:2]]
+    code = launch_locally(
+        rendered.experiment,
+        LaunchOptions(),
+        told=True,
+        remark=lambda statuses: _what_the_first_showed(statuses, first),
+        resume=resume,
+    )
     if code == INTERRUPTED:
         raise typer.Exit(code)
     report(experiments=[folder])
@@ -71,19 +76,26 @@ def quickstart(
     raise typer.Exit(code)
 
 
-def _say_what_the_first_showed(first: Sequence[Run]) -> None:
-    """A line on the first two runs, 1f1b and 2bw with one optimizer; none if one has not ended."""
-    from asyncpp_cli.base.console import say
+def _what_the_first_showed(statuses: Sequence[tuple[Run, Status]], first: Sequence[str]) -> str:
+    """A sentence on the first two runs, 1f1b and 2bw with one optimizer; empty until both are completed, and
+    where they were completed before this launch."""
+    from asyncpp_cli.report.analysis.conditions import CROWDED
 
-    losses = [run.validation_losses() for run in first]
-    rates = [run.status().tokens_per_second for run in first]
-    if len(first) < 2 or not (all(losses) and all(rates)):
-        return
-    before, after = (of_run[max(of_run)] for of_run in losses)
-    faster = (rates[1] or 0.0) / (rates[0] or 1.0)
-    say(
-        f"With Muon, 2bw trains on {faster:.2f} times as many tokens per second as 1f1b.\n"
-        f"Its validation loss is {after:.3f}, that of 1f1b {before:.3f}. Next: error feedback, then AdamW."
+    of_first = {run.id: (run, status) for run, status in statuses if run.id in first}
+    if len(of_first) < 2 or any(status.state != State.COMPLETED for _, status in of_first.values()):
+        return ""
+    (run, status), (other, later) = (of_first[run_id] for run_id in first)
+    before, after = run.validation_losses(), other.validation_losses()
+    if not (before and after and status.tokens_per_second and later.tokens_per_second):
+        return ""
+    faster = f"{later.tokens_per_second / status.tokens_per_second:.2f}"
+    rows = (row for each in (run, other) for row in each.metrics())
+    busy = any(row.get("load_per_core", 0.0) > CROWDED for row in rows)
+    speed = f"The machine was busy: do not trust its speeds ({faster} times those of 1f1b)." if busy else ""
+    return (
+        f"{speed or f'With Muon, 2bw trains on {faster} times as many tokens per second as 1f1b.'}\n"
+        f"The validation loss of 2bw is {after[max(after)]:.3f}, that of 1f1b {before[max(before)]:.3f}. "
+        "Next: error feedback, then AdamW."
     )
 
 

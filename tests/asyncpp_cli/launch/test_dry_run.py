@@ -6,6 +6,7 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.command_line import asyncpp, succeeded
@@ -13,9 +14,11 @@ from support.launches import sweep
 
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.template import load
+from asyncpp_cli.launch import dry_run
 from asyncpp_cli.launch.dry_run import twin_of
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State
+from asyncpp_cli.sites.resources import Machine
 from stages.data import text
 from stages.data.text import text_files
 from stages.validation import check
@@ -73,6 +76,31 @@ def test_a_dry_run_trains_each_twin_once_and_leaves_nothing(tmp_path: Path) -> N
     for cell in open_experiment(folder).cells:
         assert cell.id in rehearsed.output
     assert sorted(folder.rglob("*")) == before
+
+
+def test_cells_that_differ_in_numbers_share_a_twin_and_the_time_is_said_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axes = "optimizer.lr: [1e-3, 2e-3], error_feedback: [0, 0.5, 1], schedule.microbatches: [4, 8]"
+    experiment = sweep(
+        tmp_path / "e", f"matrix={{schedule: 2bw, optimizer: [adamw, muon], {axes}}}", "exclude=[]"
+    )
+    trained: list[str] = []
+
+    def train(cells: list[Any], *_: object, **_options: object) -> dict[str, str]:
+        trained.extend(cell.twin_id for cell in cells)
+        return {cell.twin_id: "it broke" * ("adamw-ef0-" in cell.twin_id) for cell in cells}
+
+    monkeypatch.setattr(dry_run, "_train", train)
+    monkeypatch.setattr(dry_run, "this_machine", lambda: Machine(cores=2, gpus=()))
+    ended = asyncpp("launch", experiment.folder, "--dry-run")
+    # Of optimizers, with and without error feedback, numbers of micro-batches.
+    assert len(set(trained)) == len(trained) == 8
+    assert (
+        "Training 8 small twins, one per kind of cell, for 4 steps each: about 80 seconds if" in ended.errors
+    )
+    assert ended.code == 1
+    assert "dry run, 20 of 24 cells ok" in ended.output
 
 
 ONE_CELL = ["matrix={schedule: 2bw, optimizer: adamw, seed: [0, 1]}", "exclude=[]", "train.steps=2"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,13 +60,42 @@ def test_a_terminal_has_a_bar_of_all_runs_and_a_line_for_each_that_ends() -> Non
         half = Status(state=State.RUNNING, attempt=1, step=50, steps=200)
         display.update([(run, half), (other, half)])
         ended = replace(half, state=State.COMPLETED, step=200, seconds=2.0)
-        display.update([(run, ended), (other, replace(half, step=100))])
+        display.update([(run, ended), (other, replace(half, step=100, train_loss=3.25))])
         bar.refresh()
     assert "completed a: 200 steps in 0:02" in out.getvalue()
     last = next(line for line in reversed(out.getvalue().splitlines()) if "done" in line)
+    assert "b: step 100 of 200, loss 3.250" in out.getvalue()
     assert "12 of 13 done" in last
     assert "━━━━━" in last
     assert last.rstrip().endswith("96%")
+
+
+def test_a_file_gets_a_line_on_the_runs_that_train_every_half_minute(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With the remaining time of all runs; a remark is made once."""
+    runs = [Run(Path(name)) for name in "abcdef"]
+    expected = {run.id: 60.0 for run in runs}
+    display = _Display(
+        None, done_before=0, expected=expected, remark=lambda seen: "half" * (seen[0][1].step == 50)
+    )
+    began = time.monotonic()
+    for step in range(100):
+        running = Status(state=State.RUNNING, attempt=1, step=step, steps=100, train_loss=4.0 - step / 100)
+        statuses = [(run, running if run.id in "ab" else Status(state=State.PENDING)) for run in runs]
+        display.update(statuses, now=began + step)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in lines].count("training") == 3
+    assert lines.count("half") == 1
+    [line] = [line for line in lines if "step 60 of 100" in line]
+    assert line.startswith(
+        "training     a: step 60 of 100, loss 3.400; b: step 60 of 100, loss 3.400 (0 of 6 "
+    )
+    assert "done, about " in line
+    three = [(run, Status(state=State.RUNNING, attempt=1, step=1, steps=9)) for run in runs[:3]]
+    display.update(three, now=began + 500)
+    display.update(three, now=began + 540)
+    assert "a: step 1 of 9; b: step 1 of 9; 1 more (0 of 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("quiet", [False, True])
