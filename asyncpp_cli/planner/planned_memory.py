@@ -140,9 +140,10 @@ def parts_of_stages(config: RunConfig, sizes: Sequence[float]) -> list[dict[str,
         if stage == stages_of[rank][0]:
             held = frozenset(cuts[own] for own in stages_of[rank])
             of_rank["reduction"] = _reduction_bytes(settings, held)
-            of_rank["communicators"] = communicator_bytes(
-                links[rank], stages=config.parallel.stages, data=config.parallel.data
-            )
+            if planned_on_gpu(config):  # NCCL's
+                of_rank["communicators"] = communicator_bytes(
+                    links[rank], stages=config.parallel.stages, data=config.parallel.data
+                )
         facts = run.course.versions[stage], run.course.mismatch[stage], run.buffers[stage]
         if (own := known.get((id(cut), *facts))) is None:
             own = _lasting(settings, cut, *facts) | _of_an_action(settings, cut, facts[1] > 0)

@@ -35,6 +35,22 @@ def test_cells_are_listed_as_json() -> None:
     assert cells[0]["memory_gb"] > 0
 
 
+def test_the_memory_of_a_cell_is_that_of_the_device_that_its_run_gets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL's gigabyte only where there is a GPU, here or by name."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for changes, least, most in (
+        ([], 0.01, 0.2),
+        (["site.device=cpu"], 0.01, 0.2),
+        (["site.device=cuda"], 1.0, 1.5),
+        (["site.gpu=h100"], 1.0, 1.5),
+        (["site.memory_gb=80"], 1.0, 1.5),
+    ):
+        listed = asyncpp("sweep", "quickstart", *changes, "--list", "--json")
+        assert all(least < cell["memory_gb"] < most for cell in json.loads(listed.output)), changes
+
+
 def test_prepared_data_is_inspected_as_json_and_few_documents_are_noted(tmp_path: Path) -> None:
     text = "\n<|endoftext|>\n".join(f"document {number} " * 30 for number in range(400))
     (tmp_path / "text.txt").write_text(text)
