@@ -118,10 +118,11 @@ def config_differences(config: ModelConfig, content: Mapping[str, Any]) -> list[
         NoClassError: transformers has no class for this mixture of experts.
     """
     hugging_face = hugging_face_of(config)
-    for key in ("rope_parameters", "rope_scaling"):
-        if not isinstance(content.get(key) or {}, Mapping):
-            return [f"{key} is {content[key]!r}; accepted: an object"]
-    rope = content.get("rope_parameters") or {}
+    if content.get("per_layer_config"):
+        return ["per_layer_config is given; accepted: none"]
+    rotation, wrong = _rotation(content)
+    if wrong:
+        return [wrong]
     expected: dict[str, Any] = {
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads,
@@ -131,19 +132,10 @@ def config_differences(config: ModelConfig, content: Mapping[str, Any]) -> list[
     }
     if config.tied and not content.get("tie_word_embeddings", True):
         return ["tie_word_embeddings is False, here True"]
-    given = {key: value for key, value in content.items() if value is not None}
+    given = {key: value for key, value in content.items() if value is not None} | rotation
     expected |= {"rope_theta": config.rope_base, "partial_rotary_factor": 1.0}
-    rotation = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
-    for key in rotation.keys() & given.keys():
-        if given[key] != rotation[key]:  # versions of transformers would compute different things
-            return [f"{key} is {given[key]}, and {rotation[key]} in rope_parameters"]
-    given |= rotation
     defaults = default_settings(hugging_face, given) | {"partial_rotary_factor": hugging_face.rotary_share}
     stated = {key: value for key, value in {**defaults, **given}.items() if key in expected}
-    scaling = content.get("rope_scaling") or rope
-    rope_type = scaling.get("rope_type", scaling.get("type"))
-    if rope_type is not None:
-        expected["rope_type"], stated["rope_type"], given["rope_type"] = "default", rope_type, rope_type
     return [
         f"{key} is {value}, here {expected[key]}"
         if key in given
@@ -151,3 +143,34 @@ def config_differences(config: ModelConfig, content: Mapping[str, Any]) -> list[
         for key, value in stated.items()
         if value != expected[key]
     ]
+
+
+def _rotation(content: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """What a config.json says of rotary positions, from every place that a version of transformers reads.
+
+    transformers 5 takes `rope_scaling`, else `rope_parameters`, and from the top level what is not in it;
+    earlier versions take base and share from the top level.
+
+    Returns:
+        `rope_theta` and `partial_rotary_factor` as far as they are stated, and what is wrong, in words.
+    """
+    places = {key: content.get(key) or {} for key in ("rope_scaling", "rope_parameters")}
+    for key, place in places.items():
+        if not isinstance(place, Mapping):
+            return {}, f"{key} is {place!r}; accepted: an object"
+        for name in ("rope_type", "type"):
+            if place.get(name, "default") != "default":
+                return {}, f"rope_type is {place[name]}, here default"
+        if unknown := sorted(place.keys() - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}):
+            return {}, f"{key} has {unknown[0]}; accepted: rope_type, rope_theta, partial_rotary_factor"
+    scaling, parameters = places.values()
+    if scaling and parameters and scaling != parameters:
+        return {}, "rope_scaling is another than rope_parameters; accepted: one of them"
+    rotation = {}
+    for key in ("rope_theta", "partial_rotary_factor"):
+        for where, place in places.items():
+            if key in place:
+                rotation[key] = place[key]
+                if content.get(key) not in (None, place[key]):  # versions would compute different things
+                    return {}, f"{key} is {content[key]}, and {place[key]} in {where}"
+    return rotation, None

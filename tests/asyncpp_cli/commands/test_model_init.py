@@ -139,6 +139,15 @@ CONFIGS = [
     ({"model_type": "qwen3"}, "model_type is qwen3, and model.family: llama is llama"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_type is llama3, here default"),
     ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; accepted: an object"),
+    (
+        {"rope_scaling": {"rope_theta": 500.0}, "rope_parameters": None},
+        "rope_theta is 10000.0, and 500.0 in rope_s",
+    ),
+    (
+        {"rope_parameters": {"full_attention": {}}},
+        "rope_parameters has full_attention; accepted: rope_type, rope",
+    ),
+    ({"per_layer_config": {"0": {"rms_norm_eps": 1}}}, "per_layer_config is given; accepted: none"),
     ({"rope_parameters": [1]}, r"rope_parameters is \[1\]; accepted: an object"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, and 1.0 in rope_parameters"),
 ]
@@ -151,7 +160,7 @@ CONFIGS = [
         *((partial(changed, name=name, tensor=tensor), message) for name, tensor, message in TENSORS),
         *((partial(rewritten, **settings), message) for settings, message in CONFIGS),
     ],
-    ids=range(22),
+    ids=range(25),
 )
 def test_weights_that_do_not_fit_are_refused_before_anything_is_written(
     damage: Callable[[Path], object], message: str, run: Run, text: Path, tmp_path: Path

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +312,74 @@ def test_keys_missing_in_a_config_have_the_defaults_of_transformers(
     assert any(difference.startswith("rms_norm_eps") for difference in differing) == (
         theirs.rms_norm_eps != given.norm_eps
     )
+
+
+PLACES: list[dict[str, Any] | None] = [
+    None,
+    {},
+    {"type": "default"},
+    {"rope_type": "default", "rope_theta": 500.0},
+    {"rope_theta": 300},
+    {"partial_rotary_factor": 1.0, "rope_theta": 500},
+    {"partial_rotary_factor": 0.5},
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "experts"), [("llama", {}), ("qwen3", {}), ("llama", GLM), ("qwen3", QWEN)]
+)
+def test_rotary_positions_are_read_from_every_place_that_transformers_reads(
+    family: str, experts: dict[str, Any]
+) -> None:
+    """A `rope_theta` in `rope_scaling` was not read, and 10,000 was accepted in its place."""
+    from transformers import AutoConfig
+
+    config = small_config(family=family)
+    given = (with_experts(config, **experts) if experts else config).model
+    plain = hf_config(given, context=8, dtype="float32")
+    for key in ("rope_parameters", "rope_theta", "partial_rotary_factor"):
+        del plain[key]
+    accepted = 0
+    for scaling, parameters, theta, share in product(PLACES, PLACES, (None, 500.0), (None, 0.5, 1.0)):
+        places = {"rope_scaling": scaling, "rope_parameters": parameters}
+        beside = {"rope_theta": theta, "partial_rotary_factor": share}
+        content = plain | {key: value for key, value in (places | beside).items() if value is not None}
+        theirs = AutoConfig.for_model(**copy.deepcopy(content)).rope_parameters
+        read = {
+            base
+            for base in (300.0, 500.0, 10000.0)
+            if not config_differences(replace(given, rope_base=base), content)
+        }
+        assert read <= {theirs["rope_theta"]}, content
+        assert not read or theirs.get("partial_rotary_factor", 1.0) == 1.0, content
+        accepted += len(read)
+        if sum(place is not None for place in (scaling, parameters, theta)) <= 1 and share == 1.0:
+            # Nothing is said twice: it is read.
+            assert read or theirs["partial_rotary_factor"] != 1.0, content
+    assert accepted > 20
+
+
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("family", [*FAMILIES])
+def test_a_base_beside_the_type_gives_the_logits_of_transformers(
+    family: str, place: str, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = small_config("1f1b", stages=1, steps=1, family=family)
+    config.model.rope_base, config.model.init_std = 500.0, 0.2
+    weights, saved = trained(config, tmp_path / "c")
+    exported(saved, config, tmp_path / "out", format=ExportFormat.HF)
+    file = tmp_path / "out" / "config.json"
+    content = json.loads(file.read_text())
+    for key in ("rope_parameters", "rope_theta", "partial_rotary_factor"):
+        del content[key]
+    file.write_text(json.dumps(content | {place: {"rope_type": "default", "rope_theta": 500.0}}))
+    check_logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), config, weights)
+    init = replace(config.model, init=str(tmp_path / "out"))
+    check_init(init)
+    with pytest.raises(InitError, match=r"rope_theta is 500\.0, here 10000"):
+        check_init(replace(init, rope_base=10000.0))
 
 
 @pytest.mark.slow
