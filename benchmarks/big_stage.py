@@ -42,7 +42,7 @@ from schedules.messages import Message
 from stages.comm.collectives import Exchange, Reduction, SingleRankGroup
 from stages.comm.reduction_rounds import ReductionPlan
 from stages.comm.topology import Connection
-from stages.config.run_config import RunConfig, tokens_per_step
+from stages.config.run_config import RunConfig, changed, tokens_per_step
 from stages.config.segments import segment_program
 from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
@@ -146,13 +146,17 @@ def config_of(options: argparse.Namespace, schedule: str, *, recompute: str) -> 
         size=options.microbatch_size,
         recompute=recompute,
     )
-    config.train.steps = options.steps * (1 + options.segments)
-    config.train.eval_interval = options.steps
-    config.train.checkpoint_interval = 0
-    config.train.compile = options.compile
-    config.site.device = options.device
-    config.site.threads = options.threads
-    return config
+    return changed(
+        config,
+        {
+            "train.steps": options.steps * (1 + options.segments),
+            "train.eval_interval": options.steps,
+            "train.checkpoint_interval": 0,
+            "train.compile": options.compile,
+            "site.device": options.device,
+            "site.threads": options.threads,
+        },
+    )
 
 
 def lone_rank(config: RunConfig, *, stage: int, device: torch.device) -> Rank:

@@ -25,7 +25,7 @@ import torch
 from frame import conditions, parser, publish, seconds_of
 
 from asyncpp_cli.planner.base_config import base_of
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.model.compiler import is_compiled
 from stages.shape.hf_config import hf_config
 
@@ -33,8 +33,7 @@ from stages.shape.hf_config import hf_config
 def config_of(options: argparse.Namespace) -> RunConfig:
     changes = ["optimizer=adamw"] + [f"data.context={options.context}"] * (options.context is not None)
     config = base_of(options.model, changes).config
-    config.train.compile = options.compile
-    return config
+    return changed(config, {"train.compile": options.compile})
 
 
 def training_step(config: RunConfig, options: argparse.Namespace) -> Callable[[], None]:

@@ -62,7 +62,7 @@ def text() -> str:
     for entry in dataclasses.fields(RunConfig):
         if dataclasses.is_dataclass(hints[entry.name]):
             parts.append(_section(entry.name, hints[entry.name]))
-        elif entry.init:
+        elif entry.name != "gone":
             alone.append(entry.name)
     parts.append("## Others\n\n" + _table(_rows(RunConfig, prefix="", only=alone)))
     parts += [
@@ -124,6 +124,7 @@ def _type_name(of: object) -> str:
 
 def _accepted(annotation: str, declared: KeyFacts) -> str:
     """A key's type, and its bounds or choices."""
+    annotation = annotation.replace("Mapping[", "dict[").replace("tuple[", "list[").replace(", ...]", "]")
     accepted = [annotation.replace("|", "or").replace("None", "null")]
     accepted += [declared.bounds()] if declared.bounds() else []
     accepted += [" or ".join(f"`{choice}`" for choice in declared.choices)] if declared.choices else []

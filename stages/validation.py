@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -629,7 +629,7 @@ def _check_sharded(config: RunConfig) -> None:
         )
 
 
-def _check_cut(cut: list[float], model: ModelConfig, *, stages: int) -> None:
+def _check_cut(cut: Sequence[float], model: ModelConfig, *, stages: int) -> None:
     smallest = 0.5 if model.factory is None else 1
     sizes = "whole or with .5" if model.factory is None else "whole, since model.factory makes whole blocks"
     is_possible = len(cut) == stages and sum(cut) == model.layers
@@ -637,8 +637,8 @@ def _check_cut(cut: list[float], model: ModelConfig, *, stages: int) -> None:
     if not is_possible or cut[-1] < 0 or cut[-1] % smallest:
         raise ConfigError(
             "parallel.cut",
-            f"is {cut}; accepted: the blocks of {stages} stages, {sizes}, {model.layers} in all and at least "
-            f"{smallest} each, but for the last, which may be 0: the head alone",
+            f"is {list(cut)}; accepted: the blocks of {stages} stages, {sizes}, {model.layers} in all and at "
+            f"least {smallest} each, but for the last, which may be 0: the head alone",
         )
 
 

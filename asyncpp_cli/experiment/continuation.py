@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import schedules
 from asyncpp_cli.base.atomic_files import new_folder, write_record, write_text
 from asyncpp_cli.base.console import command
@@ -20,7 +22,7 @@ from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, write_experiment
 from asyncpp_cli.runs.run_folder import LINEAGE_FILE, Lineage, Run, run_hash
-from asyncpp_cli.runs.settings import SettingError, assign, config_hash, copy_of, get
+from asyncpp_cli.runs.settings import SettingError, config_hash, get, with_settings
 from asyncpp_cli.runs.status import State
 from stages.checkpoint.files import (
     CheckpointError,
@@ -31,7 +33,7 @@ from stages.checkpoint.files import (
     read_index,
     read_manifest,
 )
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.update.lr_schedule import learning_rate_factor
 from stages.validation import ConfigError, check
 
@@ -152,9 +154,9 @@ def _continuation(run: Run, cell: Cell, experiment: Experiment, changes: Mapping
             f"{run.id} has a checkpoint of step {step}, and train.steps would be {config.train.steps}: "
             "nothing is left to train; give more --steps"
         )
-    changed = {
-        key: (get(old, key), get(config, key)) for key in _CHANGEABLE if get(old, key) != get(config, key)
-    }
+    differing = [key for key in _CHANGEABLE if get(old, key) != get(config, key)]
+    # As the file holds them.
+    changed = {key: msgspec.to_builtins((get(old, key), get(config, key))) for key in differing}
     if not changed:
         raise UserError(
             f"{run.id}: nothing would change; to resume it as it is: {command('launch', _named(run))}"
@@ -181,9 +183,8 @@ def _changed(run: Run, old: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     Raises:
         UserError: it is not accepted.
     """
-    config = copy_of(old)
     try:
-        assign(config, changes)
+        config = with_settings(old, changes)
     except SettingError as error:
         raise UserError(f"{error.key}: {error}") from error
     if "schedule.microbatches" not in changes and config.parallel.data != old.parallel.data:
@@ -195,7 +196,7 @@ def _changed(run: Run, old: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
                 f"{run.id}: a step has {old.schedule.microbatches * old.parallel.data} micro-batches, which "
                 f"{config.parallel.data} data ranks cannot share evenly"
             )
-        config.schedule.microbatches = microbatches
+        config = changed(config, {"schedule.microbatches": microbatches})
     if config.schedule.microbatches * config.parallel.data != old.schedule.microbatches * old.parallel.data:
         raise UserError(
             f"{run.id}: the tokens of a step must stay the same, since they give the place in the data"
@@ -207,7 +208,7 @@ def _changed(run: Run, old: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
                 "belong to its stages; accepted: schedules with one delay for all stages"
             )
         if config.parallel.cut == old.parallel.cut:
-            config.parallel.cut = None
+            config = changed(config, {"parallel.cut": None})
     try:
         check(config)
     except ConfigError as error:

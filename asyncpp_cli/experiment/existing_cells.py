@@ -15,7 +15,7 @@ from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.run_data import locations, paths_of, set_locations
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment
 from asyncpp_cli.runs.run_folder import HASH_DIGITS, Run
-from asyncpp_cli.runs.settings import config_hash, copy_of, get, identity
+from asyncpp_cli.runs.settings import config_hash, get, identity
 from stages.config.run_config import DataConfig, RunConfig, trained_paths
 
 
@@ -126,8 +126,7 @@ def _refuse_changed_data(cells: Sequence[ResolvedCell], existing: Experiment) ->
             config = existing.run(similar.id).config()
         except DamagedError:
             continue
-        same_but_data = copy_of(resolved.config)
-        same_but_data.data, same_but_data.site = config.data, config.site
+        same_but_data = replace(resolved.config, data=config.data, site=config.site)
         if config.data.sha256 is not None and same_but_data == config:
             new, known = resolved.config.data, config.data.validation_sha256
             other = [name for name, sha256 in new.validation_sha256.items() if known.get(name) != sha256]

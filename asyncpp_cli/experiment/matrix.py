@@ -29,15 +29,14 @@ from asyncpp_cli.runs.run_folder import HASH_DIGITS
 from asyncpp_cli.runs.settings import (
     LIST_KEYS,
     SettingError,
-    assign,
     config_hash,
-    copy_of,
     get,
     typed,
     unset_keys,
+    with_settings,
 )
 from optimizers import NAMES as OPTIMIZERS
-from stages.config.run_config import RunConfig, trained_paths
+from stages.config.run_config import DataConfig, ModelConfig, RunConfig, changed, trained_paths
 
 MOST_CELLS = 100_000
 """Cells of a template at most; more are taken for a mistake."""
@@ -87,12 +86,12 @@ def expand(template: Template, *, pinned: bool = True, confirmed: Confirmed = NO
             raise UserError(f"{template.source}: {key.removesuffix('.name')} is not set{names}")
         if pinned:
             try:
-                _pin_data(config, template, checksums)
+                config = changed(config, _pinned_data(config.data, template, checksums))
             except _MissingDataError as error:
                 missing_data = error
-            _pin_code(config, template, code)
+            config = changed(config, _pinned_code(config, template, code))
             if "model.vocab_size" not in settings and config.model.init is None:
-                _fit_vocabulary(config, needed)
+                config = changed(config, {"model.vocab_size": _fitting_vocabulary(config, needed)})
         configs.append(config)
     givers: list[int | None] = [None] * len(configs)
     if template.speed_steps is not None:
@@ -103,8 +102,7 @@ def expand(template: Template, *, pinned: bool = True, confirmed: Confirmed = NO
         if giver is None:
             resolved = ResolvedCell(_cell(config, axes), config)
         else:
-            shortened = copy_of(config)
-            assign(shortened, {"train.steps": template.speed_steps})
+            shortened = changed(config, {"train.steps": template.speed_steps})
             loss_of = _cell(configs[giver], axes).id
             resolved = ResolvedCell(structs.replace(_cell(shortened, axes), loss_of=loss_of), shortened)
         known = resolved.cell.id in cells  # it ends in the hash of all that makes the run
@@ -133,7 +131,7 @@ def _cell(config: RunConfig, axes: Sequence[str]) -> Cell:
 
 def axis_value(value: Any) -> Any:
     """A value as a cell states it: a list as text, 3-1."""
-    return "-".join(map(str, value)) if isinstance(value, list) else value
+    return "-".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
@@ -199,20 +197,19 @@ def _axis_keys(template: Template) -> list[str]:
 
 def _configs(template: Template) -> Iterator[tuple[RunConfig, Settings]]:
     """Each cell's configuration, and the settings of the template that it has."""
-    base = RunConfig()
-    base_layer = _apply(base, template.base, {}, template, where="")
+    base, base_layer = _applied(RunConfig(), template.base, {}, template, where="")
     points: Iterator[tuple[Settings, bool]] = itertools.chain(
         ((point, True) for point in _product(template)), ((point, False) for point in template.include)
     )
     for point, in_product in points:
-        config = copy_of(base)
-        pending = _apply(config, point, base_layer, template, where="matrix: " if in_product else "include: ")
+        where = "matrix: " if in_product else "include: "
+        config, pending = _applied(base, point, base_layer, template, where=where)
         if in_product and any(_matches(config, pending, each, template) for each in template.exclude):
             continue
         settings = template.base | point
         for override in template.overrides:
             if _matches(config, pending, override.when, template):
-                pending = _apply(config, override.set, pending, template, where="overrides: ")
+                config, pending = _applied(config, override.set, pending, template, where="overrides: ")
                 settings |= override.set
         model = settings.get("model")
         shape = model if isinstance(model, Mapping) else {}
@@ -220,49 +217,55 @@ def _configs(template: Template) -> Iterator[tuple[RunConfig, Settings]]:
         if named is not None:
             recommended = recommended_settings(str(named), template.folder)
             given_keys = {SHORTHANDS.get(key, key) for key in settings}
-            assign(config, {key: value for key, value in recommended.items() if key not in given_keys})
-        _set_interpolated(config, pending, template)
+            own = {key: value for key, value in recommended.items() if key not in given_keys}
+            config = with_settings(config, own)
+        config = _with_interpolated(config, pending, template)
         if not config.model.name:
             start = f"{Path(shape['base']).stem}-" if "base" in shape else ""
-            config.model.name = f"{start}{config.model.layers}x{config.model.width}"
+            name = f"{start}{config.model.layers}x{config.model.width}"
+            config = changed(config, {"model.name": name})
         settings = settings | {f"model.{key}": value for key, value in shape.items()}
-        data = config.data
-        if data.path is not None:
-            data.path = _full(data.path)
-        data.sources = {name: _full(path) for name, path in data.sources.items()}
-        data.weights = dict.fromkeys(data.sources, 1.0) | data.weights
-        data.validation = {name: _full(path) for name, path in data.validation.items()}
+        config = replace(config, data=_with_full_paths(config.data))
         if config.model.init is not None:
-            _pin_initial_weights(config, template)
+            config = changed(config, _pinned_initial_weights(config.model, template))
         yield config, settings
 
 
-def _full(path: str) -> str:
-    """The full path of data: a job may start in another working folder."""
-    return str(Path(path).expanduser().absolute())
+def _with_full_paths(data: DataConfig) -> DataConfig:
+    """With full paths: a job may start in another working folder."""
+
+    def full(path: str) -> str:
+        return str(Path(path).expanduser().absolute())
+
+    return replace(
+        data,
+        path=None if data.path is None else full(data.path),
+        sources={name: full(path) for name, path in data.sources.items()},
+        weights={**dict.fromkeys(data.sources, 1.0), **data.weights},
+        validation={name: full(path) for name, path in data.validation.items()},
+    )
 
 
-def _pin_initial_weights(config: RunConfig, template: Template) -> None:
-    """Put the checksum of the initial weights into the configuration."""
+def _pinned_initial_weights(model: ModelConfig, template: Template) -> Settings:
+    """The full path of the initial weights, and their checksum."""
     from stages.checkpoint.initial_weights import InitError, content_sha256
 
-    path = Path(str(config.model.init)).expanduser().absolute()
+    path = Path(str(model.init)).expanduser().absolute()
     try:
         checksum = content_sha256(path)
     except InitError as error:
         raise UserError(f"{template.source}: model.init: {error}") from error
-    if config.model.init_sha256 not in (None, checksum):
+    if model.init_sha256 not in (None, checksum):
         raise UserError(f"{template.source}: model.init_sha256: {path} holds other weights ({checksum})")
-    config.model.init, config.model.init_sha256 = str(path), checksum
+    return {"model.init": str(path), "model.init_sha256": checksum}
 
 
-def _pin_data(config: RunConfig, template: Template, checksums: dict[tuple[Any, ...], str]) -> None:
-    """Put the checksum of the data into the configuration; `checksums` caches those computed."""
+def _pinned_data(data: DataConfig, template: Template, checksums: dict[tuple[Any, ...], str]) -> Settings:
+    """The checksums of the data; `checksums` caches those computed."""
     from stages.data.dataset import DataError, find_corpus, find_validation_set, where_of
 
-    data = config.data
     if not 0 < data.validation_share < 1:
-        return  # `check_cells` reports it
+        return {}  # `check_cells` reports it
     key = (*trained_paths(data).items(), data.validation_share, data.dtype)
     try:
         if key not in checksums:
@@ -273,24 +276,26 @@ def _pin_data(config: RunConfig, template: Template, checksums: dict[tuple[Any, 
         raise UserError(
             f"{template.source}: data.sha256: {where_of(data)} holds other data ({checksums[key]})"
         )
-    data.sha256 = checksums[key]
-    given, data.validation_sha256 = data.validation_sha256, {}
+    pinned: dict[str, str] = {}
     for name, path in data.validation.items():
         try:
             if (path, data.dtype) not in checksums:
                 checksums[path, data.dtype] = find_validation_set(path, dtype=data.dtype).sha256
         except DataError as error:
             raise UserError(f"{template.source}: data.validation.{name}: {error}") from error
-        data.validation_sha256[name] = checksums[path, data.dtype]
-    if wrong := [name for name, known in given.items() if data.validation_sha256.get(name) != known]:
+        pinned[name] = checksums[path, data.dtype]
+    if wrong := [name for name, known in data.validation_sha256.items() if pinned.get(name) != known]:
         raise UserError(
             f"{template.source}: data.validation_sha256.{wrong[0]}: data.validation.{wrong[0]} holds other "
-            f"data ({data.validation_sha256.get(wrong[0])})"
+            f"data ({pinned.get(wrong[0])})"
         )
+    return {"data.sha256": checksums[key], "data.validation_sha256": pinned}
 
 
-def _pin_code(config: RunConfig, template: Template, known: dict[tuple[Any, ...], dict[str, str]]) -> None:
-    """Put the hashes of the cell's own code into its configuration; `known` caches those computed."""
+def _pinned_code(
+    config: RunConfig, template: Template, known: dict[tuple[Any, ...], dict[str, str]]
+) -> Settings:
+    """The hashes of the cell's own code; `known` caches those computed."""
     from stages.config.own_code import code_sha256, own_code
 
     key = (config.schedule.name, config.optimizer.name, config.model.factory)
@@ -301,14 +306,12 @@ def _pin_code(config: RunConfig, template: Template, known: dict[tuple[Any, ...]
         given = getattr(config, section).code_sha256
         if given not in (None, current):
             raise UserError(f"{template.source}: {section}.code_sha256: the code is now another ({current})")
-        getattr(config, section).code_sha256 = current
+    return {f"{name}.code_sha256": known[key].get(name) for name in ("schedule", "optimizer", "model")}
 
 
-def _fit_vocabulary(config: RunConfig, needed: dict[tuple[Any, ...], int]) -> None:
-    """Give a model that the template did not give a vocabulary one for its data, if its own is too small.
-
-    A larger one stays: it is part of a published shape.
-    """
+def _fitting_vocabulary(config: RunConfig, needed: dict[tuple[Any, ...], int]) -> int:
+    """The vocabulary of a model that the template did not give one: its own, or a larger one that its data
+    needs. A larger one of its own stays: it is part of a published shape."""
     from stages.data.dataset import DataError, vocabulary
 
     data = config.data
@@ -320,7 +323,7 @@ def _fit_vocabulary(config: RunConfig, needed: dict[tuple[Any, ...], int]) -> No
             needed[key] = 0  # `check_cells` reports it
         if needed[key] > config.model.vocab_size:
             say(f"note: model.vocab_size is {needed[key]}, as the data needs; {config.model.name} has fewer")
-    config.model.vocab_size = max(config.model.vocab_size, needed[key])
+    return max(config.model.vocab_size, needed[key])
 
 
 def _product(template: Template) -> Iterator[Settings]:
@@ -345,20 +348,20 @@ def _product(template: Template) -> Iterator[Settings]:
         yield point
 
 
-def _apply(
+def _applied(
     config: RunConfig, settings: Settings, pending: Settings, template: Template, *, where: str
-) -> Settings:
-    """Set settings of a cell, but for interpolated ones.
+) -> tuple[RunConfig, Settings]:
+    """A cell with further settings, but for interpolated ones.
 
     Args:
-        config: of the cell; changed.
+        config: of the cell.
         settings: to set.
         pending: interpolated settings that were given before.
         template: of the cell.
         where: in the template, for messages.
 
     Returns:
-        The interpolated settings that hold now.
+        Its configuration, and the interpolated settings that hold now.
     """
     # Shorthands first: `model` sets a whole section, which `model.layers` then changes in part.
     for key in sorted(settings, key=lambda key: "." in key):
@@ -372,10 +375,10 @@ def _apply(
             pending = {name: each for name, each in pending.items() if name not in plain}
             if len(plain) < len(known):
                 pending |= {name: each for name, each in known.items() if name not in plain}
-            assign(config, plain)
+            config = with_settings(config, plain)
         except SettingError as error:
             raise UserError(f"{template.source}: {where}{error.key}: {error}") from error
-    return pending
+    return config, pending
 
 
 def _resolved_model(value: Any, config: RunConfig, template: Template) -> Any:
@@ -387,12 +390,12 @@ def _resolved_model(value: Any, config: RunConfig, template: Template) -> Any:
     return value
 
 
-def _set_interpolated(config: RunConfig, pending: Settings, template: Template) -> None:
-    """Set what refers to other settings, when these are known."""
+def _with_interpolated(config: RunConfig, pending: Settings, template: Template) -> RunConfig:
+    """With the settings that refer to others, when these are known."""
     if not pending:
-        return
+        return config
     try:
-        assign(config, resolve(pending, config, template.variables))
+        return with_settings(config, resolve(pending, config, template.variables))
     except SettingError as error:
         written = pending.get(error.key)
         by = f" ({written})" if isinstance(written, str) and written not in str(error) else ""

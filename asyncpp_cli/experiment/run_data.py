@@ -14,7 +14,7 @@ from asyncpp_cli.base.atomic_files import write_bytes
 from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.settings import assign, config_hash
+from asyncpp_cli.runs.settings import config_hash, with_settings
 from stages.checkpoint.files import Owner
 from stages.config.limits import ConfigError
 from stages.config.records import FileRecord, encoded, read_record
@@ -40,7 +40,7 @@ def config_to_train(run: Run) -> RunConfig:
     folder = run.folder.absolute().parent
     if folder.name == "runs" and (paths := paths_of(config.data)):
         moved = locations(folder.parent)
-        assign(config, {key: moved.get(path, path) for key, path in paths.items()})
+        return with_settings(config, {key: moved.get(path, path) for key, path in paths.items()})
     return config
 
 

@@ -25,7 +25,7 @@ from asyncpp_cli.launch.progress import shown_progress
 from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.settings import config_hash, copy_of, items
+from asyncpp_cli.runs.settings import config_hash, items
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import ranks_of, resources_of, this_machine
 from stages.config.run_config import ModelConfig, RunConfig, TrainConfig
@@ -75,9 +75,8 @@ class _DryRunCell:
 
 def twin_of(config: RunConfig) -> RunConfig:
     """The same configuration with a tiny model, a short context and at most two pipelines."""
-    twin = copy_of(config)
     grouped = config.model.kv_heads < config.model.heads
-    twin.model = replace(
+    model = replace(
         config.model,
         name="twin",
         layers=schedule_facts(config).stages,
@@ -90,10 +89,8 @@ def twin_of(config: RunConfig) -> RunConfig:
         init_sha256=None,
     )
     if config.model.experts:
-        _shrink_experts(twin.model)
-    twin.parallel = replace(config.parallel, cut=None, data=min(config.parallel.data, DATA_RANKS))
-    twin.data = replace(config.data, context=16)
-    twin.train = replace(
+        model = _with_few_experts(model)
+    train = replace(
         config.train,
         steps=STEPS,
         microbatch_size=1,
@@ -102,19 +99,28 @@ def twin_of(config: RunConfig) -> RunConfig:
         eval_tokens=1,
         checkpoint_interval=0,
     )
-    twin.site = replace(config.site, device="cpu", threads=1)
-    twin.seed = 0
-    return twin
+    return replace(
+        config,
+        model=model,
+        parallel=replace(config.parallel, cut=None, data=min(config.parallel.data, DATA_RANKS)),
+        data=replace(config.data, context=16),
+        train=train,
+        site=replace(config.site, device="cpu", threads=1),
+        seed=0,
+    )
 
 
-def _shrink_experts(model: ModelConfig) -> None:
+def _with_few_experts(model: ModelConfig) -> ModelConfig:
     """Few and small experts, with shared ones and a dense block where there were some."""
     assert model.active_experts is not None
-    model.experts = min(model.experts, EXPERTS)
-    model.active_experts = min(model.active_experts, EXPERTS // 2)
-    model.expert_width = 32
-    model.shared_experts = min(model.shared_experts, 1)
-    model.dense_layers = min(model.dense_layers, 1, model.layers - 1)
+    return replace(
+        model,
+        experts=min(model.experts, EXPERTS),
+        active_experts=min(model.active_experts, EXPERTS // 2),
+        expert_width=32,
+        shared_experts=min(model.shared_experts, 1),
+        dense_layers=min(model.dense_layers, 1, model.layers - 1),
+    )
 
 
 def dry_run(experiment: Experiment, *, replay: bool, quiet: bool) -> bool:

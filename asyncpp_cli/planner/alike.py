@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
@@ -34,8 +34,8 @@ _TYPES = {
     if f"{section}.{name}" not in _GEOMETRY
 }
 # A plan asks for these values thousands of times.
-_hashable = attrgetter(*(name for name, kind in _TYPES.items() if get_origin(kind) is not dict))
-_dicts = attrgetter(*(name for name, kind in _TYPES.items() if get_origin(kind) is dict))
+_hashable = attrgetter(*(name for name, kind in _TYPES.items() if get_origin(kind) is not Mapping))
+_dicts = attrgetter(*(name for name, kind in _TYPES.items() if get_origin(kind) is Mapping))
 
 
 class Settings:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from asyncpp_cli.runs.settings import copy_of
 from schedules import options_taken
 from schedules.costs import RankTimes
 from schedules.library.v_block import whole_costs
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.config.segments import schedule_facts
 from stages.shape.families import describe
 from stages.shape.partition import (
@@ -51,9 +50,8 @@ def balances(config: RunConfig) -> Iterator[Balance]:
             whole = cut_model(config.model, stages=stages, context=context)
             within = cut_model(config.model, stages=stages, context=context, within_blocks=True)
             cuts = cut_model(config.model, stages=stages, context=context, within_blocks=True, has_head=False)
-            in_a_line = copy_of(config)
-            in_a_line.parallel.stages = stages
-            in_a_line.schedule.name, in_a_line.schedule.chunks = "1f1b", 1
+            line = {"parallel.stages": stages, "schedule.name": "1f1b", "schedule.chunks": 1}
+            in_a_line = changed(config, line)
             sharded = efficiency(config, with_head_shards(in_a_line, cuts))
             sharded_cut = [cut.size for cut in cuts]
             yield Balance(

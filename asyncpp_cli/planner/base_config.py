@@ -17,7 +17,7 @@ from asyncpp_cli.experiment.shipped import (
     template_names,
 )
 from asyncpp_cli.experiment.template import load, parse_setting, settings_of
-from asyncpp_cli.runs.settings import SettingError, assign
+from asyncpp_cli.runs.settings import SettingError, with_settings
 from stages.config.keys import unknown
 from stages.config.limits import check_limits
 from stages.config.run_config import RunConfig, tokens_per_step
@@ -113,9 +113,9 @@ def _of_model(name: str, changes: Sequence[str], by_user: Confirmed) -> Base:
             raise UserError(f"{change!r} changes nothing: write KEY=VALUE, as in optimizer=muon")
         changed[key] = parse_setting(key, text)
     try:
-        assign(config, model_settings(name, None))
+        config = with_settings(config, model_settings(name, None))
         for key, value in (defaults | changed).items():
-            assign(config, settings_of(key, value, folder=Path()))
+            config = with_settings(config, settings_of(key, value, folder=Path()))
     except SettingError as error:
         raise UserError(f"{error.key}: {error}") from error
     check_confirmed([config], by_user, source=name)

@@ -15,7 +15,7 @@ from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import Estimate, estimate
 from asyncpp_cli.planner.layouts import RECOMPUTE
 from asyncpp_cli.planner.stage_times import CostModel
-from asyncpp_cli.runs.settings import copy_of, items
+from asyncpp_cli.runs.settings import items
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.sites.resources import ranks_of
 from stages.config.run_config import RunConfig
@@ -66,14 +66,12 @@ def planned_machine(
     if site is not None and "gpu" in settings:
         key = f"{site.file}: run.gpu"
     if device is not None:
-        planned.device, planned.gpu, key = "cuda", device, "--device"
-        planned.memory_gb = settings.get("memory_gb")
-    if profile is not None:
-        planned.device = "cuda" if profile.threads is None else "cpu"
-    planned.device = "cpu" if planned.device == "cpu" else "cuda"
-    named = None if planned.device == "cpu" else planned.gpu or default
+        key = "--device"
+        planned = replace(planned, device="cuda", gpu=device, memory_gb=settings.get("memory_gb"))
+    on_cpu = planned.device == "cpu" if profile is None else profile.threads is not None
+    named = None if on_cpu else planned.gpu or default
     gpu = find_device(named or planned.gpu or DEFAULT_GPU, key=key)
-    planned.gpu = named
+    planned = replace(planned, device="cpu" if on_cpu else "cuda", gpu=named)
     limit = planned.memory_gb
     return Machine(
         config=replace(config, site=planned),
@@ -210,9 +208,7 @@ def _changes(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
     """Changes that save memory, the least intrusive first."""
     yield "", config
     if config.schedule.ahead > 1:
-        nearer = copy_of(config)
-        nearer.schedule.ahead = 1
-        yield "schedule.ahead: 1", nearer
+        yield "schedule.ahead: 1", replace(config, schedule=replace(config.schedule, ahead=1))
     more = RECOMPUTE[RECOMPUTE.index(config.train.recompute) + 1 :]
     for recompute in more:
         changed = replace(config.train, recompute=recompute)

@@ -38,9 +38,8 @@ from asyncpp_cli.planner.stage_times import (
     whole_time,
 )
 from asyncpp_cli.planner.step_time import StageTimes
-from asyncpp_cli.runs.settings import copy_of
 from optimizers import is_custom
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.config.segments import schedule_facts
 from stages.shape.partition import (
     RankWork,
@@ -294,10 +293,11 @@ def _fastest_cut(work: Work, step: int, may_be_empty: bool) -> tuple[int, ...] |
 def _alike(config: RunConfig, *, dense: bool) -> RunConfig:
     """The same model with all of its blocks dense, or none of them that may have experts, and as many as any
     hypothetical cut has."""
-    alike = copy_of(config)
     layers = 2 * len(cut_of(config))
-    alike.model.dense_layers, alike.model.layers = (
-        layers if dense else 0,
-        layers if config.model.experts else 4,
+    return changed(
+        config,
+        {
+            "model.dense_layers": layers if dense else 0,
+            "model.layers": layers if config.model.experts else 4,
+        },
     )
-    return alike

@@ -23,9 +23,8 @@ from asyncpp_cli.planner.step_time import (
     step_time,
     unflushed_step,
 )
-from asyncpp_cli.runs.settings import copy_of
 from schedules.simulate import steps_to_measure
-from stages.config.run_config import RunConfig, tokens_per_step
+from stages.config.run_config import RunConfig, changed, tokens_per_step
 from stages.config.segments import (
     schedule_facts,
     schedule_options,
@@ -84,8 +83,7 @@ class Estimate:
     @property
     def stages(self) -> list[StageMemory]:
         """What each stage holds at its own peak."""
-        config = copy_of(self.config)
-        config.parallel.cut = list(self.cut)
+        config = changed(self.config, {"parallel.cut": tuple(self.cut)})
         run = represented(Shape.of(config))
         return stage_memory(config, run.course, gradient_buffers=run.buffers)
 
@@ -157,7 +155,7 @@ def _with_cut(config: RunConfig, sizes: Sequence[float], step: StepTime) -> Esti
     run = represented(Shape.of(config))
     return Estimate(
         # Memory is counted later, when the caller may have changed its configuration.
-        config=copy_of(config),
+        config=config,
         cut=tuple(sizes),
         rank_of_stage=run.rank_of_stage,
         step=step,

@@ -11,7 +11,6 @@ from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.planner.balance import efficiency
 from asyncpp_cli.planner.cuts import WORTH_A_CUT
 from asyncpp_cli.planner.representative import smallest_delay
-from asyncpp_cli.runs.settings import copy_of
 from stages.config.limits import ConfigError
 from stages.config.run_config import RunConfig, ScheduleConfig
 from stages.config.segments import schedule_options
@@ -169,24 +168,36 @@ def layout(
     shard_head: bool = False,
 ) -> RunConfig:
     """`base` in this layout, with the settings that its schedule requires."""
-    config = copy_of(base)
     schedule = schedules.find(name)
     own: dict[str, Any] = {"chunks": chunks, "ahead": ahead, "split": split}
     options = {
         name: getattr(ScheduleConfig, name) for name, option in schedules.OPTIONS.items() if not option.shared
     } | own
-    config.schedule = replace(base.schedule, name=name, microbatches=microbatches, **options)
-    config.schedule.delay = smallest_delay(
-        name, stages=stages, microbatches=microbatches, shard_head=shard_head, **schedule_options(config)
+    named = replace(base.schedule, name=name, microbatches=microbatches, **options)
+    delay = smallest_delay(
+        name,
+        stages=stages,
+        microbatches=microbatches,
+        shard_head=shard_head,
+        **schedule_options(replace(base, schedule=named)),
     )
-    config.parallel = replace(base.parallel, stages=stages, data=data, cut=None, shard_head=shard_head)
-    config.train = replace(
-        base.train,
-        microbatch_size=size,
-        recompute=recompute,
-        clip="stage" if not schedule.updates_together and base.train.clip == "global" else base.train.clip,
+    clip = base.train.clip
+    if clip == "global" and not schedule.updates_together:
+        clip = "stage"
+    config = replace(
+        base,
+        schedule=replace(named, delay=delay),
+        parallel=replace(base.parallel, stages=stages, data=data, cut=None, shard_head=shard_head),
+        train=replace(
+            base.train,
+            microbatch_size=size,
+            recompute=recompute,
+            clip="stage"
+            if not schedule.updates_together and base.train.clip == "global"
+            else base.train.clip,
+        ),
     )
-    if schedule.synchronous:
-        config.error_feedback = replace(base.error_feedback, coefficient=0.0)
-        config.correction = type(base.correction)()
-    return config
+    if not schedule.synchronous:
+        return config
+    feedback = replace(base.error_feedback, coefficient=0.0)
+    return replace(config, error_feedback=feedback, correction=type(base.correction)())

@@ -13,7 +13,7 @@ import msgspec
 import yaml
 
 from asyncpp_cli.base.errors import DamagedError
-from asyncpp_cli.runs.settings import SECTIONS, SettingError, assign, copy_of, flatten, unset_keys
+from asyncpp_cli.runs.settings import SECTIONS, SettingError, flatten, unset_keys, with_settings
 from stages.config.records import read_text
 from stages.config.run_config import GONE, RunConfig
 
@@ -37,18 +37,16 @@ def _entry_text(entry: bytes) -> str:
 
 def _by_entries(text: str) -> RunConfig | None:
     """The configuration in a text, read entry by entry, as it is written; None if that is not its form."""
-    config = RunConfig()
+    entries: dict[str, Any] = {}
     gone: dict[str, Any] = {}
     for entry in _ENTRIES.split(text):
         try:
             key, value, gone_of_entry = _read_entry(entry)
         except (yaml.YAMLError, ValueError, RecursionError, SettingError):
             return None  # to be named with its place in the whole
-        setattr(config, key, value)
+        entries[key] = value
         gone |= gone_of_entry
-    config = copy_of(config)
-    config.gone = gone
-    return config
+    return RunConfig(**entries, gone=gone)
 
 
 _ENTRIES = re.compile(r"(?<=\n)(?=[a-z])")
@@ -74,11 +72,10 @@ def _of(content: Mapping[str, Any]) -> RunConfig:
     Raises:
         SettingError: a key is unknown, or a value is not of its type.
     """
-    config, settings = RunConfig(), flatten(content)
+    settings = flatten(content)
     gone = {key: settings.pop(key, default) for key, default in GONE.items()}
-    config.gone = {key: value for key, value in gone.items() if value != GONE[key]}
-    assign(config, settings)
-    return config
+    gone = {key: value for key, value in gone.items() if value != GONE[key]}
+    return with_settings(RunConfig(gone=gone), settings)
 
 
 def read_config(file: Path) -> RunConfig:

@@ -16,12 +16,12 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from stages.config.keys import MISSING, facts
-from stages.config.run_config import RunConfig, trained_paths
+from stages.config.run_config import RunConfig, changed, trained_paths
 
 
 class SettingError(Exception):
@@ -51,7 +51,7 @@ OPEN_KEYS: Mapping[str, tuple[str, Any]] = {
 KEYS: tuple[str, ...] = tuple(
     key
     for field in dataclasses.fields(RunConfig)
-    if field.init
+    if field.name != "gone"
     for key in (
         [f"{field.name}.{name}" for name in SECTIONS[field.name]] if field.name in SECTIONS else [field.name]
     )
@@ -63,11 +63,9 @@ LIST_KEYS: tuple[str, ...] = tuple(
     f"{section}.{name}"
     for section in SECTIONS
     for name, hint in typing.get_type_hints(type(getattr(RunConfig(), section))).items()
-    if any(typing.get_origin(each) is list for each in typing.get_args(hint))
+    if any(typing.get_origin(each) is tuple for each in typing.get_args(hint))
 )
 """Keys whose value is a list."""
-
-_Settings = TypeVar("_Settings")
 
 SITE = "site"
 """The section that is not part of a run's identity."""
@@ -133,7 +131,7 @@ def typed(key: str, value: Any) -> Any:
     kind = _kind(key)
     value = _SPELLINGS.get((key, value), value) if isinstance(value, str) else value
     # An integer of more than 64 bits is none of a file's, and a float may not hold it.
-    numbers = value if isinstance(value, list) else [value]
+    numbers = value if isinstance(value, list | tuple) else [value]
     for each in numbers:
         if isinstance(each, int) and abs(each) >= 2**63:
             kinds = _kind_name(kind)
@@ -144,16 +142,18 @@ def typed(key: str, value: Any) -> Any:
         converted = msgspec.convert(value, kind)
     except msgspec.ValidationError:
         converted = MISSING
-    if converted in (MISSING, []) or (converted == "" and key.startswith("data.")):
+    if converted in (MISSING, ()) or (converted == "" and key.startswith("data.")):
         if value == MISSING:
             raise SettingError(key, f'must be {_kind_name(kind)}, and "{MISSING}" stands for no value')
         hint = ""
         if isinstance(value, int | float) and holds_text(key):
             hint = "; write text that looks like a number in quotes"
         raise SettingError(key, f"must be {_kind_name(kind)}, not {json.dumps(value, default=str)}{hint}")
-    if isinstance(converted, list):
+    if isinstance(converted, tuple):
         # 3.0 is 3, so that the two have one identity.
-        return [int(item) if isinstance(item, float) and item.is_integer() else item for item in converted]
+        return tuple(
+            int(each) if isinstance(each, float) and each.is_integer() else each for each in converted
+        )
     # -0.0 is 0.0, likewise.
     return converted + 0.0 if isinstance(converted, float) else converted
 
@@ -201,7 +201,7 @@ def _kind(key: str) -> Any:
 def _kind_name(kind: Any) -> str:
     """A type, as messages name it."""
     # A list's arguments are not alternatives.
-    kinds = (kind,) if typing.get_origin(kind) is list else typing.get_args(kind) or (kind,)
+    kinds = (kind,) if typing.get_origin(kind) is tuple else typing.get_args(kind) or (kind,)
     return " or ".join(_TYPE_NAMES[each] for each in kinds)
 
 
@@ -211,8 +211,8 @@ _TYPE_NAMES = {
     str: "text",
     bool: "true or false (bool)",
     types.NoneType: "null",
-    list[int]: "a list of integers",
-    list[float]: "a list of numbers",
+    tuple[int, ...]: "a list of integers",
+    tuple[float, ...]: "a list of numbers",
 }
 
 
@@ -224,20 +224,22 @@ def get(config: RunConfig, key: str) -> Any:
     return operator.attrgetter(key)(config)
 
 
-def assign(config: RunConfig, settings: Mapping[str, Any]) -> None:
-    """Set dotted keys of a configuration, in place.
+def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """The configuration with other values of dotted keys.
 
     Raises:
         SettingError: a key is unknown, or a value is not of its type.
     """
+    values: dict[str, Any] = {}
     for key, value in settings.items():
         checked = typed(key, value)
         section, _, name = key.rpartition(".")
         if section in OPEN_KEYS:
-            entries = {**get(config, section), name: checked}
-            checked = {entry: each for entry, each in entries.items() if each is not None}
-            section, _, name = section.rpartition(".")
-        setattr(getattr(config, section) if section else config, name, checked)
+            entries = {**values.get(section, get(config, section)), name: checked}
+            values[section] = {entry: each for entry, each in entries.items() if each is not None}
+        else:
+            values[key] = checked
+    return changed(config, values)
 
 
 def unset_keys(config: RunConfig) -> list[str]:
@@ -272,22 +274,6 @@ def flatten(mapping: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
             raise SettingError(duplicates[0], "is given twice, with dots and in its section")
         flat |= entries
     return flat
-
-
-def copy_of(config: RunConfig) -> RunConfig:
-    """An independent copy."""
-    copied = _copied(config)
-    for name in SECTIONS:
-        setattr(copied, name, _copied(getattr(config, name)))
-    copied.gone = {}
-    return copied
-
-
-def _copied(settings: _Settings) -> _Settings:
-    """As `dataclasses.replace`, which looks up each field: a thousand cells have a hundred thousand."""
-    copied = object.__new__(type(settings))
-    vars(copied).update(vars(settings))
-    return copied
 
 
 _ALWAYS_HASHED = frozenset(

@@ -7,14 +7,15 @@ identity.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from optimizers import CORRECTIONS
 from stages.config.keys import MISSING, facts, key, option
 
 
-@dataclass
+@dataclass(frozen=True)
 class ScheduleConfig:
     """Which program a run performs; `delay` and what follows are the options of schedules
     (`schedules.OPTIONS`)."""
@@ -43,7 +44,7 @@ class ScheduleConfig:
     """interleaved-1f1b, looped-bfs: stages per rank."""
     split: bool = False
     """2bw-v: split backwards, for fewer activations."""
-    costs: list[int] | None = None
+    costs: tuple[int, ...] | None = None
     """2bw-v, paci-v: times of a stage's forward and of the two halves of its backward, whole numbers up to 24
     in any unit; the order leaves no rank idle at these. null: [1, 1, 1]."""
     update_interval: int | None = key(None, low=1, high=100_000)
@@ -51,7 +52,7 @@ class ScheduleConfig:
     for the others."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class OptimizerConfig:
     """An optimizer, its learning rate, and the options of the optimizers (`asyncpp optimizers show NAME`):
     each takes some of them, and null stands for its own default."""
@@ -71,7 +72,7 @@ class OptimizerConfig:
     decay)."""
     decay_share: float | None = key(None, above=0, high=1)
     """wsd: share of the steps in which the learning rate decays; null: 0.2."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     """Options of an optimizer of your own, passed to it by keyword: `optimizer.options.KEY`."""
     code_sha256: str | None = None
     """Hash of the source of an optimizer of your own, as `schedule.code_sha256`."""
@@ -101,7 +102,7 @@ class OptimizerConfig:
     stage_aware: bool | None = option()
 
 
-@dataclass
+@dataclass(frozen=True)
 class ErrorFeedbackConfig:
     coefficient: float = key(0.0, low=0)
     """c in x' = x - u - c (u - u_previous); 0 turns the correction off."""
@@ -116,7 +117,7 @@ CORRECTION_NAMES = tuple(name for name, method in CORRECTIONS.items() if not met
 """The corrections that `correction.name` accepts; error feedback has a section of its own."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class CorrectionConfig:
     """A correction for delay, and the options of all of them; null stands for a correction's own default."""
 
@@ -134,7 +135,7 @@ class CorrectionConfig:
     sync_steps: int | None = option()
 
 
-@dataclass
+@dataclass(frozen=True)
 class ModelConfig:
     name: str = MISSING
     """Name of the model size, for display."""
@@ -220,16 +221,16 @@ RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 """Types of tokens in files without a header."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataConfig:
     path: str | None = None
     """A folder that `asyncpp data prepare` wrote; token shards of llm.c, modded-nanogpt or nanoGPT (a .bin
     file or a folder of them) or of Megatron-LM (the .bin beside its .idx); or a text file or a folder of
     them, read as bytes. null: the text of the Python standard library, or `sources`."""
-    sources: dict[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
     """A mixture in place of `path`: `{wiki: PATH, code: PATH}`. Each sequence is of one source, drawn in
     proportion to `weights` (docs/data.md). Paths as `path`."""
-    weights: dict[str, float] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of `sources`, above 0, in any unit: `{wiki: 3, code: 1}`. A source without one has 1."""
     sha256: str | None = None
     """SHA-256 of the data and its split. `sweep` writes it; a run refuses other data."""
@@ -241,11 +242,11 @@ class DataConfig:
     dtype: str = key("auto", choices=("auto", *RAW_DTYPES))
     """Type of the tokens in `.bin` files that do not say it, little-endian. `auto`: uint16, and a file that
     seems to hold another type is refused."""
-    validation: dict[str, str] = field(default_factory=dict)
+    validation: Mapping[str, str] = field(default_factory=dict)
     """Further validation sets by name: `{wiki: PATH, code: PATH}`. An evaluation then measures the loss of
     the data's own split, which is called `data`, and of each set. Paths as `path`: of prepared data the
     validation split is read; of token shards those with `val` in their names, if any; otherwise all."""
-    validation_sha256: dict[str, str] = field(default_factory=dict)
+    validation_sha256: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of each of these sets. `sweep` writes it; a run refuses other data."""
     headline: str = OWN_SPLIT
     """Validation set whose loss the report compares (`val_loss`): `data`, or a name in `validation`."""
@@ -264,11 +265,11 @@ def trained_paths(data: DataConfig) -> dict[str, str]:
     return {} if data.path is None else {"data.path": data.path}
 
 
-@dataclass
+@dataclass(frozen=True)
 class ParallelConfig:
     stages: int = key(2, low=1, high=10_000)
     """Pipeline ranks; each holds one stage, or `schedule.chunks` of them."""
-    cut: list[float] | None = None
+    cut: tuple[float, ...] | None = None
     """Blocks in each stage, in order, such as [5.5, 6.5]: with .5 the cut is between a block's attention and
     its MLP or experts, and a last 0 leaves the head alone. null: stages of equal cost, of whole blocks."""
     data: int = key(1, low=1, high=10_000)
@@ -284,7 +285,7 @@ class ParallelConfig:
     (docs/parallel.md)."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainConfig:
     steps: int = key(MISSING, low=1, high=10**7)
     """Optimizer steps. Each has `schedule.microbatches` micro-batches on each of the `parallel.data`
@@ -338,7 +339,7 @@ class TrainConfig:
     allocation."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class SiteConfig:
     device: str = key("auto", choices=("auto", "cpu", "cuda"))
     """`auto` (CUDA if there is one), `cpu` or `cuda`."""
@@ -371,7 +372,7 @@ class SiteConfig:
     """GPU of each rank (h100, a100, ...), for the step time that `sweep` estimates; null: no estimate."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunConfig:
     """All settings of a run: those that decide what it computes, and `site`."""
 
@@ -386,12 +387,23 @@ class RunConfig:
     site: SiteConfig = field(default_factory=SiteConfig)
     seed: int = key(0, low=0, high=2**63 - 1)
     """Seed of the initial weights (together with each parameter's name) and of the data order."""
-    gone: dict[str, Any] = field(default_factory=dict, init=False)
+    gone: Mapping[str, Any] = field(default_factory=dict)
     """Settings of `GONE` that were not the default: part of the run's identity, and of nothing else."""
 
 
 GONE = {"train.diagnostics": 0}
 """Keys in configurations of earlier versions, with their defaults."""
+
+
+def changed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """The configuration with other values of some dotted keys, which are not checked."""
+    sections: dict[str, dict[str, Any]] = {}
+    for dotted, value in settings.items():
+        section, _, name = dotted.rpartition(".")
+        sections.setdefault(section, {})[name] = value
+    own = sections.pop("", {})
+    own |= {name: replace(getattr(config, name), **values) for name, values in sections.items()}
+    return replace(config, **own) if own else config
 
 
 def optimizer_options(config: OptimizerConfig) -> dict[str, float | bool | str]:

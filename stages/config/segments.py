@@ -141,11 +141,7 @@ def schedule_options(config: RunConfig) -> dict[str, Any]:
     if "update_interval" not in taken and options["update_interval"] == config.schedule.microbatches:
         # As the schedule has it; a program for planning may have fewer micro-batches.
         del options["update_interval"]
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in options.items()
-        if value is not None
-    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def has_tied_shards(config: RunConfig) -> bool:

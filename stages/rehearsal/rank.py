@@ -6,7 +6,6 @@ Not rehearsed: numbers, time, kernels, the transport itself, and what writes or 
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
 import resource
@@ -32,7 +31,7 @@ from stages.checkpoint.tensors import HostCopies
 from stages.comm.communicator import Communicator
 from stages.comm.process import Process
 from stages.comm.topology import Connection, connect
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.config.segments import schedule_facts, segment_program, sync_steps
 from stages.data.dataset import Corpus
 from stages.data.shards import Shard
@@ -115,9 +114,8 @@ def rehearse_rank(config: RunConfig, *, rank: int, data_rank: int, device: str) 
         device: `cuda` or `cpu`: of the fake tensors. Needs no GPU and no torch built for one.
     """
     started = time.process_time()
-    config = copy.deepcopy(config)
     # The other micro-batches do the same.
-    config.train.eval_microbatches, config.train.eval_tokens = config.parallel.data, None
+    config = changed(config, {"train.eval_microbatches": config.parallel.data, "train.eval_tokens": None})
     tokens = config.train.microbatch_size * config.data.context
     watch = Watch(device, wide=config.train.precision == "float64", tokens=tokens)
     compiled = is_compiled(config, device=device)
@@ -126,7 +124,8 @@ def rehearse_rank(config: RunConfig, *, rank: int, data_rank: int, device: str) 
         compiled = False
     elif compiled:
         watch.note("compiled blocks: the compiler's graphs, one operator after another; attention is flash's")
-    config.train.compile = False  # of the build, which asks what this machine compiles with
+    # The build would ask what this machine compiles with.
+    config = changed(config, {"train.compile": False})
     program = _program(config)
     part = _Part(config, watch, program=program, device=GPU if device == "cuda" else CPU, compiled=compiled)
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 from optimizers.grouping import Role, role_of
 from stages.config.run_config import ModelConfig
@@ -20,15 +19,10 @@ FAMILIES: Mapping[str, Family] = {
 """What `model.family` accepts."""
 
 
+@lru_cache(maxsize=256)  # a planner asks for the same model again and again
 def describe(config: ModelConfig) -> ModelSpec:
     """The description of a configuration's model; of a model of the user's own, of the family's with the same
     sizes."""
-    return _described(tuple(vars(config).values()))
-
-
-@lru_cache(maxsize=256)  # a planner asks for the same model again and again
-def _described(settings: tuple[Any, ...]) -> ModelSpec:
-    config = ModelConfig(*settings)
     family = FAMILIES[config.family]
     attention, dense = family.attention(config), family.mlp(config)
     routed = describe_experts(config) if config.experts else dense

@@ -55,14 +55,10 @@ class StageCut:
         return whole + 0.5 if half else whole
 
 
+@lru_cache(maxsize=256)  # a planner asks for the same stage again and again
 def stage_parameters(config: ModelConfig, cut: StageCut) -> tuple[Parameter, ...]:
     """Parameters of a stage, in the module's order."""
-    return _stage_parameters(tuple(vars(config).values()), cut)
-
-
-@lru_cache(maxsize=256)  # a planner asks for the same stage again and again
-def _stage_parameters(settings: tuple[Any, ...], cut: StageCut) -> tuple[Parameter, ...]:
-    spec = describe(ModelConfig(*settings))
+    spec = describe(config)
     if cut.head_rows is not None:
         matrix = spec.tied or spec.head.parameters[-1]
         name = rows_name(matrix.name, cut.head_rows)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.small_runs import Rows, small_config
 
+from stages.config.run_config import changed
 from stages.trainer import replay
 
 
@@ -29,7 +30,7 @@ def test_a_run_asks_torch_for_it_and_computes_the_same(
 
     for wanted in (False, True):
         config = small_config("2bw", precision=precision, recompute="full", optimizer="muon")
-        config.train.deterministic = wanted
+        config = changed(config, {"train.deterministic": wanted})
         rows = Watching()
         replay(config, recorder=rows)
         ends.append(rows.digest)

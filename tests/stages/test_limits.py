@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 from support.small_runs import small_config
 
-from asyncpp_cli.runs.settings import KEYS, assign, get
+from asyncpp_cli.runs.settings import KEYS, get, with_settings
 from optimizers import CORRECTIONS, METHODS
 from schedules import OPTIONS
 from stages.config.keys import facts
@@ -17,6 +17,7 @@ from stages.config.run_config import (
     OptimizerConfig,
     RunConfig,
     ScheduleConfig,
+    changed,
 )
 from stages.validation import ConfigError, check
 
@@ -37,10 +38,9 @@ def refused(config: RunConfig) -> ConfigError:
     "value", [10**9 + 1, 2**62, 10**30, -(10**400)], ids=["1e9", "2^62", "1e30", "-1e400"]
 )
 def test_a_count_that_no_run_has_is_refused_at_once(key: str, value: int) -> None:
-    config = small_config()
+    config = changed(small_config(), {key: value})
     section, _, name = key.rpartition(".")
     owner = get(config, section) if section else config
-    setattr(owner, name, value)
     [declared] = [field for field in fields(owner) if field.name == name]
     if 0 < value <= facts(declared).high:
         check(config)
@@ -52,7 +52,7 @@ def test_a_count_that_no_run_has_is_refused_at_once(key: str, value: int) -> Non
 @pytest.mark.parametrize("value", [1e300, 1e308, -1e308])
 def test_a_number_that_float32_or_a_clock_cannot_hold_is_refused(key: str, value: float) -> None:
     config = small_config()
-    assign(config, {key: value})
+    config = with_settings(config, {key: value})
     assert refused(config).key == key
 
 

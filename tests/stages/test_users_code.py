@@ -19,10 +19,10 @@ from support.small_runs import Rows, replayed, small_config
 from support.training_cases import check_processes_are_replays
 
 from asyncpp_cli.runs.config_file import config_text, read_config
-from asyncpp_cli.runs.settings import assign, config_hash, get
+from asyncpp_cli.runs.settings import config_hash, get, with_settings
 from optimizers.build import build_optimizer
 from optimizers.custom import measured_values
-from stages.config.run_config import CorrectionConfig, RunConfig
+from stages.config.run_config import CorrectionConfig, RunConfig, changed
 from stages.config.segments import schedule_facts
 from stages.model.custom import FactoryError, make_stage
 from stages.shape.partition import cut_model
@@ -283,14 +283,13 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def with_model(factory: str = "my_models:gpt2_like", schedule: str = "2bw", **options: Any) -> RunConfig:
     config = small_config(schedule, steps=5, **options)
-    config.model.factory = factory
-    return config
+    return changed(config, {"model.factory": factory})
 
 
 def with_optimizer(name: str = "my_optimizers:RowNormalized", **options: Any) -> RunConfig:
     config = small_config("2bw", steps=6, optimizer=name, **options)
     if name.startswith("my_"):
-        config.optimizer.options = {"beta": 0.8}
+        config = changed(config, {"optimizer.options": {"beta": 0.8}})
     return config
 
 
@@ -322,7 +321,7 @@ def test_processes_compute_the_bits_of_replay() -> None:
 @pytest.mark.parametrize("step", [2, 4])
 def test_they_go_on_to_the_same_bits(number: int, step: int, tmp_path: Path) -> None:
     config = saving([*examples()][number])
-    config.train.steps = 6
+    config = changed(config, {"train.steps": 6})
     replay_twice(config, tmp_path / "c", step=step)
 
 
@@ -331,7 +330,7 @@ def test_names_and_first_weights_of_a_model_do_not_depend_on_the_cut() -> None:
     by_stages = {}
     for stages in (1, 2, 4):
         config = with_model(schedule="gpipe", stages=stages)
-        config.train.steps = 1
+        config = changed(config, {"train.steps": 1})
         result = replay(config, recorder=Rows())
         by_stages[stages] = (sorted(result.weights), result.train_losses)
     assert by_stages[1] == by_stages[2] == by_stages[4]
@@ -447,7 +446,7 @@ def test_what_cannot_be_used_is_refused_by_key(key: str, value: Any, says: str) 
     config = (
         with_model() if section in ("model", "train", "parallel") else small_config("1f1b", microbatches=4)
     )
-    setattr(getattr(config, section), name, value)
+    config = changed(config, {f"{section}.{name}": value})
     with pytest.raises(ConfigError, match=says) as refused:
         check(config)
     assert refused.value.key == key
@@ -485,7 +484,7 @@ def test_an_optimizers_groups_have_roles_and_their_own_peaks() -> None:
     ],
 )
 def test_options_go_to_their_optimizer(settings: dict[str, Any], key: str) -> None:
-    assign(config := with_optimizer(), settings)
+    config = with_settings(with_optimizer(), settings)
     with pytest.raises(ConfigError) as caught:
         check(config)
     assert caught.value.key == key
@@ -496,7 +495,7 @@ def test_options_are_part_of_the_run(tmp_path: Path) -> None:
     read = read_config(tmp_path / "config.yaml")
     assert get(read, "optimizer.options.beta") == 0.8
     assert config_hash(read) == config_hash(config)
-    assign(read, {"optimizer.options.beta": 0.9})
+    read = with_settings(read, {"optimizer.options.beta": 0.9})
     assert config_hash(read) != config_hash(config)
     assert get(config, "optimizer.options.beta") == 0.8
 

@@ -194,7 +194,7 @@ def config_of(given: dict[str, Any], changed: dict[str, Any]) -> RunConfig:
     config = small_config(**given)
     for key, value in changed.items():
         section, _, name = key.rpartition(".")
-        setattr(getattr(config, section), name, value)
+        config = changed(config, {f"{section}.{name}": value})
     return config
 
 

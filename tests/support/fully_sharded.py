@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from asyncpp_cli.planner.base_config import base_of
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.model.decoder import Stage
 from stages.shape.partition import cut_model
 
@@ -50,15 +50,19 @@ RANKS = 2
 def config_of(case: dict[str, Any]) -> RunConfig:
     config = base_of("7b", ["optimizer=adamw"]).config
     model = {"layers": 6, "width": 256, "heads": 4, "kv_heads": 2, "mlp_width": 684, "vocab_size": 512}
-    for key, value in model.items():
-        setattr(config.model, key, case.get(key, value))
-    config.data.context = 64
-    config.site.device, config.train.compile = "cpu", False
-    config.train.precision = case.get("precision", "float32")
-    config.train.recompute = case.get("recompute", "none")
-    config.train.microbatch_size = case.get("microbatch_size", 1)
-    config.schedule.microbatches = case.get("microbatches", 1)
-    return config
+    return changed(
+        config,
+        {f"model.{key}": case.get(key, value) for key, value in model.items()}
+        | {
+            "data.context": 64,
+            "site.device": "cpu",
+            "train.compile": False,
+            "train.precision": case.get("precision", "float32"),
+            "train.recompute": case.get("recompute", "none"),
+            "train.microbatch_size": case.get("microbatch_size", 1),
+            "schedule.microbatches": case.get("microbatches", 1),
+        },
+    )
 
 
 def model_of(config: RunConfig, *, reshard: bool) -> Stage:

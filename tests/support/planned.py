@@ -13,7 +13,7 @@ from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import Estimate, estimate
 from asyncpp_cli.planner.layouts import layout
 from schedules import analyze
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.config.segments import segment_program
 from stages.memory.estimate import rank_activations
 from stages.memory.in_flight import in_flight
@@ -38,7 +38,7 @@ def layout_of(
 
 def planned(config: RunConfig) -> Estimate:
     """What the planner says of a run on CPUs."""
-    config.site.device = "cpu"
+    config = changed(config, {"site.device": "cpu"})
     return estimate(config, COSTS, limit_gb=None)
 
 

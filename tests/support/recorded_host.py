@@ -354,7 +354,7 @@ def tiny_run(config: RunConfig) -> RunConfig:
         tied=config.model.tied and config.parallel.shard_head,
     )
     if not config.parallel.shard_head:  # its head must be the decoder's
-        model.factory = f"{__name__}:tiny"
+        model = replace(model, factory=f"{__name__}:tiny")
     data = replace(config.data, context=2)
     return replace(config, model=model, data=data, train=replace(config.train, microbatch_size=1))
 

@@ -22,7 +22,7 @@ from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, open_experiment, write_experiment
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.settings import assign
+from asyncpp_cli.runs.settings import with_settings
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.tune.plan import Question
 from asyncpp_cli.tune.tuning import write_tuning
@@ -160,7 +160,7 @@ class ExperimentFolder:
         run = experiment.run(self.cells[-1].id)
         run.folder.mkdir(parents=True)
         config = RunConfig()
-        assign(config, run_settings)
+        config = with_settings(config, run_settings)
         run.config_file.write_text(config_text(config))
         run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows or metrics()))
         if timeline is not None:

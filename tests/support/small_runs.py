@@ -50,7 +50,7 @@ def small_config(
     *,
     text: Path | None = None,
     stages: int = 2,
-    cut: list[float] | None = None,
+    cut: Sequence[float] | None = None,
     data: int = 1,
     microbatches: int = 2,
     chunks: int | None = None,
@@ -120,7 +120,9 @@ def small_config(
         error_feedback=ErrorFeedbackConfig(coefficient=coefficient, form=form),
         model=model,
         data=DataConfig(path=os.environ[TEXT_FILE] if text is None else str(text), context=12),
-        parallel=ParallelConfig(stages=stages, cut=cut, data=data, shard_head=shard_head),
+        parallel=ParallelConfig(
+            stages=stages, cut=None if cut is None else tuple(cut), data=data, shard_head=shard_head
+        ),
         train=TrainConfig(
             steps=steps,
             microbatch_size=3,

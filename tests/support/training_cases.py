@@ -8,7 +8,7 @@ from typing import Any
 from support.small_runs import Rows, in_processes, replayed, small_config, with_experts
 
 from stages.comm.process import Process
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.trainer import train
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -60,7 +60,7 @@ def cases(*, stages: int, experts_at: int, one_each: bool = False) -> list[RunCo
     common: dict[str, Any] = {"stages": stages, "microbatches": 2 * stages}
     within = {"optimizer": "muon", "cut": within_blocks(layers=4, stages=stages)}
     qwen3 = small_config("2bw", family="qwen3", recompute="selective", layers=4, **common, **within)
-    qwen3.model.head_dim = 6
+    qwen3 = changed(qwen3, {"model.head_dim": 6})
     within["cut"] = within_blocks(layers=2 * stages, stages=2 * stages)
     whole = small_config("2bw-v", layers=2 * stages, coefficient=1.0, **common, **within)
     configs = [qwen3, whole] + [

@@ -56,6 +56,7 @@ def rehearse(
     from asyncpp_cli.planner.rehearsal import NOT_REHEARSED, write_csv
     from asyncpp_cli.planner.rehearsal import rehearse as rehearsed
     from asyncpp_cli.runs.experiment_folder import runs_named
+    from stages.config.run_config import changed
 
     if device not in (None, "cuda", "cpu"):
         raise UserError(f"--device is {device}; accepted: cuda, cpu")
@@ -64,7 +65,8 @@ def rehearse(
     cells: dict[str, int] = {}
     for run in named or experiment.runs:
         config = planned_machine(config_to_train(run), source=run.id).config
-        config.site.device = device or config.site.device
+        if device is not None:
+            config = changed(config, {"site.device": device})
         key = estimate_key(config)
         cells[key] = cells.get(key, 0) + 1
         configs.setdefault(key, (run.id, config))

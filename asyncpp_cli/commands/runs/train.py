@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -104,7 +105,7 @@ def _train(
     from stages.liveness.stop_signal import RESUMABLE, listening
     from stages.liveness.watchdog import set_flight_recorder, write_operations
 
-    config.site = attempt.site()
+    config = replace(config, site=attempt.site())
 
     set_flight_recorder(os.environ, folder=attempt.folder)
 

@@ -108,7 +108,7 @@ def config_at(run: Run, site: Site, seen: dict[str, Any] | None = None) -> RunCo
     """
     with naming_config(run):
         config = config_to_train(run)
-        config.site = replace(config.site, **site.run)
+        config = replace(config, site=replace(config.site, **site.run))
         check(config, seen=seen)
     return config
 

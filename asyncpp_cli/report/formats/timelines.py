@@ -13,7 +13,7 @@ from asyncpp_cli.report.load.checks import steady_steps
 from asyncpp_cli.report.load.measured_timeline import MeasuredTimeline, read_measured_timeline
 from asyncpp_cli.report.load.run import Settings, grouped
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.settings import SettingError, assign
+from asyncpp_cli.runs.settings import SettingError, with_settings
 from asyncpp_cli.schedule_tools.programs import rank_times
 from schedules import Program, ScheduleError, is_custom
 from schedules.actions import Action, Op
@@ -109,9 +109,9 @@ def _program_key(cell: CellResult) -> Settings:
 
 def _pair(cell: CellResult) -> TimelinePair | None:
     assert cell.config is not None
-    config = RunConfig()
     try:
-        assign(config, {key: value for key, value in cell.config.items() if value is not None})
+        given = {key: value for key, value in cell.config.items() if value is not None}
+        config = with_settings(RunConfig(), given)
         if is_custom(config.schedule.name):
             # A report runs no code that a folder names.
             return None

@@ -21,7 +21,7 @@ from asyncpp_cli.planner.cells import estimate_key
 from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.runs.experiment_folder import open_experiment
-from stages.config.run_config import DataConfig, ModelConfig, RunConfig
+from stages.config.run_config import DataConfig, ModelConfig, RunConfig, changed
 from stages.data.documents import computed_share
 
 TEMPLATE = """
@@ -186,9 +186,9 @@ def test_the_planner_counts_the_attention_that_remains(folder: Path) -> None:
     roofline = Roofline(find_device("h100", key=""))
     model = ModelConfig(name="flat", layers=1, width=64, heads=4, kv_heads=4, mlp_width=8, vocab_size=300)
     config = RunConfig(model=model, data=DataConfig(path=str(folder), context=512))
-    config.train.precision = "bfloat16"
+    config = changed(config, {"train.precision": "bfloat16"})
     plain = roofline.parts(config).blocks[0].forward
-    config.data.document_mask = True
+    config = changed(config, {"data.document_mask": True})
     masked = roofline.parts(config).blocks[0].forward
     tokens = config.train.microbatch_size * 512
     whole = (

@@ -22,10 +22,10 @@ import asyncpp as python_api
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.version import stamp_of
 from asyncpp_cli.runs.experiment_folder import open_experiment
-from asyncpp_cli.runs.settings import assign
+from asyncpp_cli.runs.settings import with_settings
 from stages.config.limits import ConfigError
 from stages.config.own_code import code_sha256, own_code
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.validation import check
 
 OPTIMIZER = """
@@ -60,8 +60,7 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def config() -> RunConfig:
     found = RunConfig()
-    found.schedule.name, found.optimizer.name = "1f1b", "rules.sgd:make"
-    return found
+    return changed(found, {"schedule.name": "1f1b", "optimizer.name": "rules.sgd:make"})
 
 
 def test_the_hash_is_of_the_module_and_of_what_it_imports_from_its_package(rules: Path) -> None:
@@ -80,7 +79,7 @@ def test_the_hash_is_of_the_module_and_of_what_it_imports_from_its_package(rules
 
 def test_code_of_torch_is_none_of_ones_own() -> None:
     found = config()
-    found.optimizer.name = "torch.optim:NAdam"
+    found = changed(found, {"optimizer.name": "torch.optim:NAdam"})
     assert own_code(found) == {}
 
 
@@ -280,7 +279,7 @@ def test_pythons_own_library_is_refused(name: str, given: Path) -> None:
     # Of a run, too, whose configuration somebody may have written.
     for key in ("schedule.name", "optimizer.name", "model.factory"):
         changed = RunConfig()
-        assign(changed, {key: name})
+        changed = with_settings(changed, {key: name})
         with pytest.raises(ConfigError, match=f"{key}: {name} is of Python's own library"):
             check(changed)
     assert not {"antigravity", "test.support"} & sys.modules.keys()

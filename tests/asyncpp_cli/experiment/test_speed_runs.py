@@ -16,6 +16,7 @@ from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.speed_runs import loss_givers
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from schedules import FAMILY
+from stages.config.run_config import changed
 from stages.trainer import replay
 
 SYNCHRONOUS = tuple(name for name, schedule in FAMILY.items() if schedule.synchronous)
@@ -129,7 +130,7 @@ def test_numbers_that_are_called_the_same_are(clip: str, tmp_path: Path) -> None
 
     def trained(name: str) -> tuple[Any, ...]:
         short = config(name)
-        short.train.steps = 2
+        short = changed(short, {"train.steps": 2})
         result = replay(short, recorder=Rows())
         return result.train_losses, result.val_losses, {k: v.tolist() for k, v in result.weights.items()}
 

@@ -20,8 +20,8 @@ from asyncpp_cli.experiment.matrix import check_cells, expand
 from asyncpp_cli.experiment.shipped import TEMPLATES_FOLDER, recommended_settings, template_names
 from asyncpp_cli.experiment.template import load, text_of
 from asyncpp_cli.runs.config_file import config_text, read_config
-from asyncpp_cli.runs.settings import SITE, SettingError, assign, config_hash, copy_of, get, items
-from stages.config.run_config import RunConfig
+from asyncpp_cli.runs.settings import SITE, SettingError, config_hash, get, items, with_settings
+from stages.config.run_config import RunConfig, changed
 from stages.validation import ConfigError, check
 
 TWO = ["adamw", "muon"]
@@ -121,8 +121,12 @@ def test_the_template_as_changed_gives_the_same_cells(tmp_path: Path) -> None:
 
 
 def test_a_list_of_numbers_is_one_value(tmp_path: Path) -> None:
-    cuts = [[3, 1], None, [1.5, 2.5]]
-    common = {"matrix": {"parallel.cut": cuts}, "schedule": "1f1b", "optimizer": "adamw"}
+    cuts = [(3, 1), None, (1.5, 2.5)]
+    common = {
+        "matrix": {"parallel.cut": [[3, 1], None, [1.5, 2.5]]},
+        "schedule": "1f1b",
+        "optimizer": "adamw",
+    }
 
     def cuts_of(content: dict[str, Any], *changes: str) -> list[object]:
         return [cell.config.parallel.cut for cell in cells_of(tmp_path, content, *changes)]
@@ -138,7 +142,7 @@ def test_a_list_of_numbers_is_one_value(tmp_path: Path) -> None:
     assert read_config(file) == cells[0].config
     assert cuts_of(common | {"exclude": [{"parallel.cut": [3, 1]}]}) == cuts[1:]
     assert cuts_of(common | {"exclude": [{"parallel.cut": [[3, 1], None]}]}) == cuts[2:]
-    assert cuts_of(common, "parallel.cut=[2,2]") == [[2, 2]]
+    assert cuts_of(common, "parallel.cut=[2,2]") == [(2, 2)]
     with pytest.raises(UserError, match=r"parallel.cut: must be a list of numbers or null, not \[3, \"1\"\]"):
         cuts_of(common, 'parallel.cut=[3,"1"]')
 
@@ -172,7 +176,7 @@ START: dict[str, Any] = {
         (["model.width=${mul:4,${variables.narrow}}"], "model.width", 128),
         (["model=${variables.size}", "+variables.size=micro"], "model.name", "micro"),
         (["optimizer=${variables.rule}", "variables.rule=adamw"], "optimizer.name", "adamw"),
-        (["parallel.cut=['${variables.one}']", "variables.one=1"], "parallel.cut", [1]),
+        (["parallel.cut=['${variables.one}']", "variables.one=1"], "parallel.cut", (1,)),
         (["data.path=1.10"], "data.path", "HERE/1.10"),
         (["data.path=007"], "data.path", "HERE/007"),
         (["data.path='2024_01'"], "data.path", "HERE/2024_01"),
@@ -369,10 +373,7 @@ def test_ids_say_what_a_run_is_and_are_safe_in_a_path(tmp_path: Path) -> None:
 
 
 def with_value(key: str, value: Any) -> RunConfig:
-    section, _, name = key.rpartition(".")
-    config = copy_of(PLAIN)
-    setattr(getattr(config, section) if section else config, name, value)
-    return config
+    return changed(PLAIN, {key: value})
 
 
 @pytest.mark.parametrize(
@@ -391,9 +392,7 @@ def test_ids_of_values_that_are_hashed_as_others(key: str, value: object, begins
 @pytest.mark.parametrize("value", [True, False, 1, "maybe"])
 def test_recompute_takes_its_names_alone(value: object) -> None:
     def check_assigned() -> None:
-        config = copy_of(PLAIN)
-        assign(config, {"train.recompute": value})
-        check(config)
+        check(with_settings(PLAIN, {"train.recompute": value}))
 
     with pytest.raises((SettingError, ConfigError), match=r"must be text|accepted: none, selective, full"):
         check_assigned()
@@ -416,8 +415,7 @@ def test_every_key_counts_where_it_is_set() -> None:
 @settings(max_examples=50, deadline=None)
 @pytest.mark.slow
 def test_a_configuration_is_read_as_it_was_written(lr: float, seed: int, path: str | None) -> None:
-    config = copy_of(PLAIN)
-    config.optimizer.lr, config.seed, config.data.path = lr, seed, path
+    config = changed(PLAIN, {"optimizer.lr": lr, "seed": seed, "data.path": path})
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(config_text(config), encoding="utf-8")

@@ -21,7 +21,7 @@ from asyncpp_cli.sites.containers import (
     mounts_of,
 )
 from asyncpp_cli.sites.profile import read_site
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 
 WORK = Path("/exp/submissions/1")
 ENVIRONMENT = {"PYTHONPATH": "../../code/c0de:/own", "NCCL_SOCKET_IFNAME": "ib0", "HOME": "/home/me"}
@@ -71,7 +71,7 @@ def test_the_experiment_is_mounted_to_write_and_data_and_weights_to_read(tmp_pat
     container = Container(runtime="pyxis", image="a")
     experiment = tmp_path / "e"
     assert mounts_of(container, experiment, config) == [f"{experiment}:{experiment}:rw"]
-    config.data.path, config.model.init = str(file), "/weights"
+    config = changed(config, {"data.path": str(file), "model.init": "/weights"})
     # The index lies beside the file.
     tokens = file.parent
     assert mounts_of(container, experiment, config)[1:] == [f"{tokens}:{tokens}:ro", "/weights:/weights:ro"]
@@ -79,7 +79,7 @@ def test_the_experiment_is_mounted_to_write_and_data_and_weights_to_read(tmp_pat
 
 def test_what_a_mount_of_the_profile_holds_is_not_mounted_again() -> None:
     config = RunConfig()
-    config.data.path = "/scratch/data"
+    config = changed(config, {"data.path": "/scratch/data"})
 
     def mounts(*own: str) -> list[str]:
         return mounts_of(Container(runtime="pyxis", image="a", mounts=list(own)), Path("/scratch/e"), config)

@@ -19,6 +19,7 @@ from asyncpp_cli.launch.dry_run import twin_of
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import Machine
+from stages.config.run_config import changed
 from stages.data import text
 from stages.data.text import text_files
 from stages.validation import check
@@ -55,12 +56,12 @@ def test_a_twin_of_a_mixture_has_few_small_experts() -> None:
     matrix = "matrix={schedule: 2bw, optimizer: adamw, error_feedback: false, model: 10b-moe, seed: [0]}"
     [resolved] = expand(load("quickstart", [matrix, "exclude=[]", "model.shared_experts=2"]))
     config = resolved.config
-    config.model.dense_layers = 3
+    config = changed(config, {"model.dense_layers": 3})
     twin = twin_of(config)
     check(twin)
     assert (twin.model.experts, twin.model.active_experts, twin.model.expert_width) == (4, 2, 32)
     assert (twin.model.shared_experts, twin.model.dense_layers, twin.model.layers) == (1, 1, 2)
-    config.parallel.stages = 1
+    config = changed(config, {"parallel.stages": 1})
     assert twin_of(config).model.dense_layers == 0
 
 

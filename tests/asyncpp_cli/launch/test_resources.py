@@ -19,7 +19,7 @@ from asyncpp_cli.planner.planned_memory import planned_memory
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import Machine, Resources, ranks_of, resources_of
-from stages.config.run_config import ModelConfig, ParallelConfig, RunConfig, ScheduleConfig
+from stages.config.run_config import ModelConfig, ParallelConfig, RunConfig, ScheduleConfig, changed
 
 SMALL = [*ONE, "train.steps=3"]
 
@@ -41,7 +41,7 @@ def test_a_run_has_a_rank_for_every_stage_of_every_replica() -> None:
     assert resources_of(config, replay=False, machine=here).processes == 4
     assert resources_of(config, replay=False, machine=here).gpus == 4
     assert resources_of(config, replay=True, machine=here).processes == 1
-    config.site.device = "cuda"
+    config = changed(config, {"site.device": "cuda"})
     with pytest.raises(
         UserError, match=r"site.device is cuda, but there are no GPUs here; accepted: auto, cpu"
     ):
@@ -51,11 +51,11 @@ def test_a_run_has_a_rank_for_every_stage_of_every_replica() -> None:
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 def test_processes_share_gpus_where_there_are_fewer(device: str) -> None:
     config = config_of(stages=2, data=1)
-    config.site.device = device
+    config = changed(config, {"site.device": device})
     one = Machine(cores=8, gpus=("0",))
     assert resources_of(config, replay=False, machine=one).gpus == 1
     assert resources_of(config, replay=True, machine=one).gpus == 1
-    config.site.device = "cpu"
+    config = changed(config, {"site.device": "cpu"})
     assert resources_of(config, replay=False, machine=one).gpus == 0
 
 
@@ -87,7 +87,7 @@ def test_a_cell_of_two_data_ranks_is_launched_on_two_processes(tmp_path: Path) -
 
 def test_what_a_run_takes_of_a_gpu_is_its_fullest_ranks_and_a_context_for_each_process() -> None:
     config = config_of(stages=4, data=1)
-    config.optimizer.name = "adamw"
+    config = changed(config, {"optimizer.name": "adamw"})
     kinds = planned_memory(config)
     ranks = [sum(of_rank.values()) / 1e9 for of_rank in kinds]
     without = [(sum(of_rank.values()) - of_rank["communicators"]) / 1e9 for of_rank in kinds]
@@ -99,7 +99,7 @@ def test_what_a_run_takes_of_a_gpu_is_its_fullest_ranks_and_a_context_for_each_p
         assert found == pytest.approx(processes_each * (max(ranks) + CONTEXT_GB))
         replayed = _planned_gb(config, resources_of(config, replay=True, machine=here))
         assert replayed == pytest.approx(sum(without) + CONTEXT_GB)
-    config.model.factory = "mine:model"
+    config = changed(config, {"model.factory": "mine:model"})
     assert _planned_gb(config, Resources(ranks=4, processes=4, threads=1, gpus=4)) == inf
 
 

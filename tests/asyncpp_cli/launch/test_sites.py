@@ -13,7 +13,7 @@ from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch.common.arrays import JobShape, shape_of
 from asyncpp_cli.launch.common.supervisor import tasks_of_node
 from asyncpp_cli.launch.submission.sbatch import BatchJob, array_script
-from asyncpp_cli.runs.settings import assign
+from asyncpp_cli.runs.settings import with_settings
 from asyncpp_cli.sites.profile import (
     Site,
     find_site,
@@ -43,8 +43,7 @@ def site_of(folder: Path, text: str) -> Site:
 def config(*, stages: int, **site: object) -> RunConfig:
     made = RunConfig()
     settings = {"schedule.name": "1f1b", "model.layers": stages, "train.steps": 1, "parallel.stages": stages}
-    assign(made, settings | {f"site.{key}": value for key, value in site.items()})
-    return made
+    return with_settings(made, settings | {f"site.{key}": value for key, value in site.items()})
 
 
 def test_every_shipped_profile_is_accepted() -> None:

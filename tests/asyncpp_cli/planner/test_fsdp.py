@@ -28,7 +28,7 @@ from asyncpp_cli.planner.fsdp import (
 )
 from asyncpp_cli.planner.layouts import layout
 from asyncpp_cli.planner.sharding import Sharding, by_rule
-from stages.config.run_config import ModelConfig, RunConfig
+from stages.config.run_config import ModelConfig, RunConfig, changed
 
 LINKS = Links.of(DEVICES["h100"])
 
@@ -242,17 +242,22 @@ def run_of(row: dict[str, str]) -> RunConfig:
     config = base_of("7b", ["optimizer=adamw"]).config
     # SwiGLU has three matrices of its width, GELU two.
     width = int(row["mlp_width"]) * 2 // 3 if row["mlp"] == "gelu" else int(row["mlp_width"])
-    config.model = ModelConfig(
-        name=row["model"],
-        **{key: int(row[key]) for key in ("layers", "width", "heads", "kv_heads")},
-        mlp_width=width,
-        vocab_size=int(row["vocabulary"]),
-        # A pipeline would need both ends of the model on one rank.
-        tied=row["tied"] == "yes" and row["stages"] == "1",
+    config = changed(
+        config,
+        {
+            "model": ModelConfig(
+                name=row["model"],
+                **{key: int(row[key]) for key in ("layers", "width", "heads", "kv_heads")},
+                mlp_width=width,
+                vocab_size=int(row["vocabulary"]),
+                # A pipeline would need both ends of the model on one rank.
+                tied=row["tied"] == "yes" and row["stages"] == "1",
+            ),
+            "data.context": int(row["context"]),
+            "train.compile": row["compiled"] == "yes",
+            "site.device": "cuda",
+        },
     )
-    config.data.context = int(row["context"])
-    config.train.compile = row["compiled"] == "yes"
-    config.site.device = "cuda"
     stages, gpus, microbatches = (int(row[key]) for key in ("stages", "gpus", "microbatches"))
     sizes = {"stages": stages, "data": gpus // stages, "microbatches": microbatches}
     return layout(config, "1f1b", **sizes, size=int(row["microbatch"]), recompute="none")

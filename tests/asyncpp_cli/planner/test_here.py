@@ -17,7 +17,7 @@ from asyncpp_cli.planner import here
 from asyncpp_cli.planner.costs.profile_costs import Measured, conditions
 from asyncpp_cli.planner.here import seconds_here, together
 from asyncpp_cli.sites.resources import Machine
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 
 _TWO_CORES = Machine(cores=2, gpus=())
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_measured_quickly_is_unknown(change: dict[str, Any]) -> N
     config = replace(config, train=replace(config.train, **change))
     assert seconds_here([config], machine=_TWO_CORES) == [None]
     on_gpu = _config()
-    on_gpu.site.device = "auto"
+    on_gpu = changed(on_gpu, {"site.device": "auto"})
     assert seconds_here([on_gpu], machine=Machine(cores=2, gpus=("0",))) == [None]
 
 

@@ -20,7 +20,7 @@ from asyncpp_cli.planner.kept import keeping, kept
 from asyncpp_cli.planner.planned_memory import message_sizes
 from asyncpp_cli.planner.representative import Shape, least_lead, messages, represented, steady_span, traits
 from asyncpp_cli.planner.stage_times import own_cut_of
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 
 
 class Square(NamedTuple):
@@ -214,9 +214,10 @@ def test_what_code_of_the_user_decides_is_not_kept(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(planned_memory, "_kept", looked_for)
     monkeypatch.setattr(cuts, "_kept", looked_for)
     own, ours = (layout_of("134m", "2bw", stages=4, microbatches=32) for _ in range(2))
-    own.optimizer.name = "torch.optim:SGD"
+    own = changed(own, {"optimizer.name": "torch.optim:SGD"})
     # Of settings that no other test has looked at in this process.
-    own.train.microbatch_size = ours.train.microbatch_size = 3
+    own = changed(own, {"train.microbatch_size": 3})
+    ours = changed(ours, {"train.microbatch_size": 3})
     assert cuts.cuts_to_try(own, COSTS, limit_gb=70.0)
     assert cuts._fitting_cuts(own, COSTS, limit_gb=70.0)
     with pytest.raises(LookupError):

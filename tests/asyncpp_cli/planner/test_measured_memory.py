@@ -14,7 +14,7 @@ from asyncpp_cli.planner.peak_memory import NCCL_BUFFER, communicator_bytes
 from asyncpp_cli.planner.planned_memory import OF_THE_DEVICE
 from asyncpp_cli.planner.stage_times import stage_times
 from schedules.messages import RankLinks
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.shape.partition import cut_of
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -34,7 +34,7 @@ def run_of(row: dict[str, str]) -> tuple[RunConfig, int]:
     size = int(row["microbatch_tokens"]) // base_of(row["model"], []).config.data.context
     sizes = {"stages": int(stages), "microbatches": MICROBATCHES[row["model"]], "size": size}
     config = layout_of(row["model"], row["schedule"], optimizer, **sizes, recompute=row["recompute"])
-    config.train.compile, config.site.device = True, "cuda"
+    config = changed(config, {"train.compile": True, "site.device": "cuda"})
     return config, int(stage)
 
 

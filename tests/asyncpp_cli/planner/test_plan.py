@@ -29,10 +29,10 @@ from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layouts
 from asyncpp_cli.planner.planned_memory import OF_THE_DEVICE, links_of
 from asyncpp_cli.planner.ranking import _possible, ranked
 from asyncpp_cli.planner.representative import Shape, delay_of, is_tieable, messages, messages_at_most
-from asyncpp_cli.runs.settings import assign, copy_of
+from asyncpp_cli.runs.settings import with_settings
 from schedules import ScheduleError, find, is_synchronous
 from schedules.messages import Kind
-from stages.config.run_config import RunConfig, tokens_per_step
+from stages.config.run_config import RunConfig, changed, tokens_per_step
 from stages.config.segments import segment_program
 from stages.memory.estimate import course_of, sizes, stage_memory
 from stages.shape.families import describe
@@ -134,10 +134,10 @@ def test_every_layout_is_a_run_that_could_be_trained() -> None:
     found = list(ranked(base.config, gpus=4, tokens_per_step=2**13, names=NAMES, costs=COSTS, limit_gb=75))
     assert len(found) > 20
     for one in found:
-        one.config.model.vocab_size = 50304  # at least that of any data
+        one.config = changed(one.config, {"model.vocab_size": 50304})  # at least that of any data
         check(one.config)
         assert tokens_per_step(one.config) == 2**13
-        one.config.parallel.cut = list(one.cut)
+        one.config = changed(one.config, {"parallel.cut": tuple(one.cut)})
         check(one.config)
 
 
@@ -157,7 +157,7 @@ def test_a_cut_that_fits_is_found_where_the_even_one_does_not() -> None:
     assert even.memory_gb > limit >= fitting.memory_gb
     assert fitting.cut[0] < even.cut[0]
     assert sum(fitting.cut) == sum(even.cut)
-    config.parallel.cut = list(even.cut)
+    config = changed(config, {"parallel.cut": tuple(even.cut)})
     assert estimate(config, COSTS, limit_gb=limit).cut == even.cut
 
 
@@ -215,7 +215,7 @@ def test_ranks_compute_as_much_of_the_time_as_the_balance_says(
     for each in found:
         config = layout_of(model, "2bw", *untied, stages=each["stages"], microbatches=64)
         chosen = fitting(config, MultiplyAdds(), limit_gb=inf)
-        config.parallel.cut = each["cut"]
+        config = changed(config, {"parallel.cut": tuple(each["cut"])})
         asked = fitting(config, MultiplyAdds(), limit_gb=inf)
         is_worth_it = each["within"] * (1 - WORTH_A_CUT) >= each["whole"]
         for found_cut, share in (
@@ -236,8 +236,7 @@ def test_a_cut_within_blocks_is_chosen_by_the_memory_that_is_planned_for_it(sche
         for share in (0.9, 1, 1.1):
             limit = share * even.memory_gb
             for cut in _other_cuts(config, COSTS, limit_gb=limit):
-                asked = copy_of(config)
-                asked.parallel.cut = cut
+                asked = changed(config, {"parallel.cut": tuple(cut)})
                 check_schedule(asked)
                 assert estimate(asked, COSTS, limit_gb=None).memory_gb <= limit
                 within += cut != list(map(int, cut))
@@ -362,8 +361,8 @@ def test_a_sweep_shows_memory_and_refuses_what_does_not_fit(tmp_path: Path) -> N
 
 def test_estimates_are_shared_by_cells_that_differ_in_what_changes_neither_memory_nor_time() -> None:
     def is_shared(**change: Any) -> bool:
-        config = copy_of(RunConfig())
-        assign(config, change)
+        config = RunConfig()
+        config = with_settings(config, change)
         return estimate_key(config) == estimate_key(RunConfig())
 
     alike = {"optimizer.lr": 0.5, "seed": 3, "data.path": "elsewhere"}
@@ -483,8 +482,8 @@ def test_every_command_plans_for_the_same_device(
         options = ["--site", tmp_path / "here.yaml"]
     of_device = [] if device is None else ["--device", device]
     [cell] = expand(load(str(template), run))
-    config = copy_of(cell.config)
-    config.site.device = "cpu" if expected == "cpu" else "cuda"
+    config = cell.config
+    config = changed(config, {"site.device": "cpu" if expected == "cpu" else "cuda"})
     own = own_estimate(config, COSTS)
     held = [{kind: round(size) for kind, size in of_rank.items()} for of_rank in own.memory]
 

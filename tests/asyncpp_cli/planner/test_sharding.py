@@ -13,6 +13,7 @@ from support.fully_sharded import CASES, RANKS, config_of
 
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.sharding import Sharding, memory
+from stages.config.run_config import changed
 
 OUTSIDE = ("communicators", "allocator")
 """Kinds of memory that are no tensors."""
@@ -55,7 +56,7 @@ def test_the_fullest_moment_is_planned(tmp_path: Path) -> None:
 
 def test_shards_hold_a_share_of_what_one_rank_holds() -> None:
     config = base_of("10b", ["optimizer=muon"]).config
-    config.schedule.microbatches = 4
+    config = changed(config, {"schedule.microbatches": 4})
     whole, shard = (memory(config, Sharding(ranks=ranks)) for ranks in (1, 64))
     for kind in ("master", "gradients"):
         assert shard[kind] == pytest.approx(whole[kind] / 64, rel=0.01)

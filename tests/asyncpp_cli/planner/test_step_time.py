@@ -24,6 +24,7 @@ from asyncpp_cli.planner.step_time import (
 from schedules import FAMILY
 from schedules.costs import uniform_costs
 from schedules.simulate import simulate, steps_to_measure, throughput
+from stages.config.run_config import changed
 from stages.config.segments import segment_program
 from stages.shape.partition import cut_of
 
@@ -173,7 +174,7 @@ def test_what_hides_a_reduction_takes_longer_as_beside_fsdp() -> None:
     # A fifth of its time, and the memory traffic of its bytes: a ninth of them as fast as the network.
     within = 50 / (450 * 0.8)
     assert added == pytest.approx([(0.2 + 0.6 * within) * seconds for seconds in reduction])
-    hiding.parallel.shard_gradients = True
+    hiding = changed(hiding, {"parallel.shard_gradients": True})
     assert stage_times(hiding, cuts, COSTS).update == at_once
 
 
@@ -212,5 +213,5 @@ def test_shards_of_the_head_take_as_long_as_in_the_simulator(
 def test_an_update_interval_of_all_microbatches_is_planned_as_none(name: str, shard_head: bool) -> None:
     config = layout_of("7b", name, microbatches=64, shard_head=shard_head)
     planned = own_estimate(config, COSTS).step
-    config.schedule.update_interval = config.schedule.microbatches
+    config = changed(config, {"schedule.update_interval": config.schedule.microbatches})
     assert own_estimate(config, COSTS).step == planned

@@ -24,7 +24,7 @@ from asyncpp_cli.report.load.metrics_rows import from_rows
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.columns import NOT_REACHED, measured_columns, records, value_columns
 from asyncpp_cli.report.tables.document import table_of_cells
-from asyncpp_cli.runs.settings import assign
+from asyncpp_cli.runs.settings import with_settings
 from stages.config.run_config import RunConfig
 
 LR = "optimizer.lr"
@@ -330,7 +330,7 @@ def test_utilisation_of_a_mixture_counts_the_experts_that_a_token_meets() -> Non
     config = RunConfig()
     experts = {"experts": 16, "active_experts": 3, "expert_width": 96, "shared_experts": 1, "dense_layers": 1}
     of_model = {f"model.{key}": value for key, value in experts.items()}
-    assign(config, FOR_FLOPS | of_model | {"site.peak_tflops": 1.0})
+    config = with_settings(config, FOR_FLOPS | of_model | {"site.peak_tflops": 1.0})
     attention = 2 * 128 * 128 + 2 * 128 * 64 + 2 * 128
     dense, routed = 3 * 128 * 384, (3 + 1) * 3 * 128 * 96 + 16 * 128
     needed = 6 * (4 * attention + dense + 3 * routed + 128 + 100 * 128) + 12 * 4 * 128 * 64
@@ -340,7 +340,7 @@ def test_utilisation_of_a_mixture_counts_the_experts_that_a_token_meets() -> Non
 
 def test_utilisation_is_the_arithmetic_of_the_model_over_the_peak() -> None:
     config = RunConfig()
-    assign(config, FOR_FLOPS | {"train.precision": "bfloat16"})
+    config = with_settings(config, FOR_FLOPS | {"train.precision": "bfloat16"})
     block = 2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384 + 2 * 128
     # 6 x (parameters without the embedding) + 12 x layers x width x context, a token
     needed = 6 * (4 * block + 128 + 100 * 128) + 12 * 4 * 128 * 64

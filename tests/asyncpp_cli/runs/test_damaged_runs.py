@@ -31,7 +31,7 @@ from asyncpp_cli.runs.attempts.repair import repair_run
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.settings import assign, config_hash
+from asyncpp_cli.runs.settings import config_hash, with_settings
 from asyncpp_cli.runs.status import State, Status
 from stages.config.run_config import RunConfig
 
@@ -48,7 +48,7 @@ def made_in(folder: Path, *, runs: int, complete: bool = True) -> Experiment:
     for number in range(runs):
         given = settings("2bw" if number else "1f1b", "muon", number / 100)
         config = RunConfig()
-        assign(config, given)
+        config = with_settings(config, given)
         axes = {"schedule": given["schedule.name"], "optimizer": "muon", "error_feedback": number / 100}
         axes |= {"model": "nano", "seed": 0}
         pending = {"status": Status(state=State.PENDING), "rows": metrics(delay=int(number > 0))}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asyncpp_cli.runs.settings import SettingError, assign, config_hash, typed
+from asyncpp_cli.runs.settings import SettingError, config_hash, typed, with_settings
 from stages.config.run_config import RunConfig
 
 ACCEPTED = [
@@ -16,7 +16,7 @@ ACCEPTED = [
     ("model.tied", True, True),
     ("data.path", "007", "007"),
     ("data.path", None, None),
-    ("parallel.cut", [3.0, 1.5], [3, 1.5]),
+    ("parallel.cut", [3.0, 1.5], (3, 1.5)),
     ("data.weights.web", 2, 2.0),
     ("optimizer.options.beta", True, True),
     ("optimizer.options.beta", "x", "x"),
@@ -56,6 +56,6 @@ def test_two_spellings_of_a_number_are_one_run() -> None:
     hashes = set()
     for zero in (0, 0.0, -0.0):
         config = RunConfig()
-        assign(config, {"optimizer.weight_decay": zero})
+        config = with_settings(config, {"optimizer.weight_decay": zero})
         hashes.add(config_hash(config))
     assert len(hashes) == 1

@@ -23,7 +23,7 @@ from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.saved_weights import newest_weights
 from stages.config.records import encoded
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.trainer import replay
 
 STEP = 1
@@ -34,7 +34,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
     folder = tmp_path_factory.mktemp("trained")
     (folder / "text.txt").write_text(Path(__file__).read_text())
     config = small_config("2bw", text=folder / "text.txt", steps=STEP, coefficient=1.0)
-    config.train.ema_decay = 0.5
+    config = changed(config, {"train.ema_decay": 0.5})
     replay(config, recorder=Rows(), checkpoints=folder / "c")
     return config, folder / "c"
 

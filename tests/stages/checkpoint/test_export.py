@@ -26,7 +26,7 @@ from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.initial_weights import InitError, check_init
 from stages.checkpoint.saved_weights import SavedWeights, newest_weights
-from stages.config.run_config import CorrectionConfig, ModelConfig, RunConfig
+from stages.config.run_config import CorrectionConfig, ModelConfig, RunConfig, changed
 from stages.model.experts import Routing
 from stages.shape.families import FAMILIES, describe
 from stages.shape.hf_config import config_differences, default_settings, hf_config, hugging_face_of
@@ -178,7 +178,7 @@ def test_a_model_of_transformers_is_a_start_even_with_a_tied_head(model_type: st
     torch.manual_seed(0)
     mixture = model_type.endswith("moe")
     config = small_config("2bw", stages=3, layers=3, family="qwen3" if mixture else model_type)
-    config.model.head_dim = 6
+    config = changed(config, {"model.head_dim": 6})
     settings: dict[str, Any] = {}
     if model_type == "glm4_moe":
         config = with_experts(config, **GLM)
@@ -215,7 +215,7 @@ def test_a_model_of_transformers_is_a_start_even_with_a_tied_head(model_type: st
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
     weights = started(config, tmp_path / "theirs", tmp_path / "c")
     check_logits(theirs, config, weights)
-    config.model.init = str(tmp_path / "theirs")
+    config = changed(config, {"model.init": str(tmp_path / "theirs")})
     if mixture:
         with pytest.raises(InitError, match=r"num_experts_per_tok is 2, here 3"):
             check_init(replace(config.model, active_experts=3))
@@ -254,9 +254,9 @@ def test_files_are_cut_by_size_and_the_index_names_each_weight_once(tmp_path: Pa
 
 def test_models_that_transformers_cannot_represent_are_refused(tmp_path: Path) -> None:
     capped = small_config(steps=1)
-    capped.model.logit_softcap = 30.0
+    capped = changed(capped, {"model.logit_softcap": 30.0})
     biased = with_experts(small_config("2bw"), router_score="softmax", balance_rate=0.05)
-    biased.model.family = "qwen3"
+    biased = changed(biased, {"model.family": "qwen3"})
     for number, (config, says) in enumerate(
         (
             (capped, r"logit_softcap; accepted for it: --format safetensors"),
@@ -367,7 +367,7 @@ def test_a_base_beside_the_type_gives_the_logits_of_transformers(
     from transformers import AutoModelForCausalLM
 
     config = small_config("1f1b", stages=1, steps=1, family=family)
-    config.model.rope_base, config.model.init_std = 500.0, 0.2
+    config = changed(config, {"model.rope_base": 500.0, "model.init_std": 0.2})
     weights, saved = trained(config, tmp_path / "c")
     exported(saved, config, tmp_path / "out", format=ExportFormat.HF)
     file = tmp_path / "out" / "config.json"

@@ -14,7 +14,7 @@ from support.small_runs import Rows, in_processes, small_config
 
 from stages.checkpoint.initial_weights import WEIGHTS_FILE, content_sha256
 from stages.comm.process import Process
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.trainer import replay, train
 
 
@@ -41,13 +41,13 @@ def test_one_process_per_machine_reads_all_of_them_and_a_change_ends_every_proce
     given = tmp_path / "given"
     given.mkdir()
     config = small_config("2bw", stages=1, data=2, lr=1e-30)
-    config.optimizer.weight_decay = 0.0
+    config = changed(config, {"optimizer.weight_decay": 0.0})
     weights = replay(replace(config, seed=7), recorder=Rows()).weights
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, given / WEIGHTS_FILE)
     whole = replace(config, model=replace(config.model, init=str(given), init_sha256=content_sha256(given)))
-    changed = replace(whole, model=replace(whole.model, init_sha256="0" * 64))
+    other = replace(whole, model=replace(whole.model, init_sha256="0" * 64))
     with pytest.raises(AssertionError, match="has changed since the run was made") as failed:
-        in_processes(train_here, [whole, changed], size=2)
+        in_processes(train_here, [whole, other], size=2)
     assert "GoneError: rank 0" in str(failed.value)
     hashed = [int(Path(f"{given}-{rank}-hashed").read_text()) for rank in range(2)]
     assert hashed == [2, 0]  # for the values, and for the hash

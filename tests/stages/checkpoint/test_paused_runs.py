@@ -11,7 +11,7 @@ from support.training_cases import measured, of_writers
 
 from stages.checkpoint import files
 from stages.comm.process import Process
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.config.segments import pauses_exactly
 from stages.trainer import replay, train
 
@@ -92,5 +92,5 @@ def test_processes_pause_and_go_on_to_the_same_bits(tmp_path: Path) -> None:
 def test_a_pause_where_a_drain_changes_the_numbers() -> None:
     config = config_of("paci")
     assert [step for step in range(1, 7) if pauses_exactly(config, step=step)] == [4, 6]
-    config.train.checkpoint_interval = 3
+    config = changed(config, {"train.checkpoint_interval": 3})
     assert [step for step in range(1, 7) if pauses_exactly(config, step=step)] == [3, 4, 6]

@@ -23,7 +23,7 @@ from stages.checkpoint.export import write_weights
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.saved_weights import newest_weights
 from stages.comm.process import Process
-from stages.config.run_config import CORRECTION_NAMES, CorrectionConfig, RunConfig
+from stages.config.run_config import CORRECTION_NAMES, CorrectionConfig, RunConfig, changed
 from stages.pipeline.build import segment_lengths
 from stages.shape.families import describe
 from stages.trainer import replay, train
@@ -41,14 +41,19 @@ def test_every_optimizer_goes_on_to_the_same_bits(correction: str, tmp_path: Pat
     refused = []
     for name in NAMES if correction == "none" else NAMES[FORMS.index(correction) % 3 :: 3]:
         config = saving(small_config(schedule, optimizer=name, layers=2, eval_interval=4))
-        config.schedule.update_interval = None if schedule == "2bw" else 2
+        config = changed(config, {"schedule.update_interval": None if schedule == "2bw" else 2})
         if correction in CORRECTION_NAMES:
-            config.correction = CorrectionConfig(name=correction)
-            config.correction.sync_steps = 1 if correction == "sync-start" else None
+            config = changed(config, {"correction": CorrectionConfig(name=correction)})
+            config = changed(config, {"correction.sync_steps": 1 if correction == "sync-start" else None})
         else:
-            config.error_feedback.coefficient = 1.0
-            config.error_feedback.form = "look-ahead" if correction == "error-feedback" else "buffered"
-            config.error_feedback.decay_at = "x" if correction == "decay-at-x" else "y"
+            config = changed(
+                config,
+                {
+                    "error_feedback.coefficient": 1.0,
+                    "error_feedback.form": "look-ahead" if correction == "error-feedback" else "buffered",
+                    "error_feedback.decay_at": "x" if correction == "decay-at-x" else "y",
+                },
+            )
         try:
             check(config)
         except ConfigError as error:
@@ -244,8 +249,8 @@ def test_a_v_goes_on_as_1f1b_and_back(split: bool, optimizer: str, tmp_path: Pat
         replay(config("1f1b"), recorder=Rows(), checkpoints=folder)
         go_back(folder, 6)
         # The checkpoint has one version, as after a synchronous start.
-        delayed.correction = CorrectionConfig(name="sync-start")
-        delayed.correction.sync_steps = 6
+        delayed = changed(delayed, {"correction": CorrectionConfig(name="sync-start")})
+        delayed = changed(delayed, {"correction.sync_steps": 6})
         return replay(delayed, recorder=Rows(), checkpoints=folder)
 
     in_v = through(tmp_path / "v", "2bw-v", stages=2, split=split)
@@ -260,8 +265,8 @@ def test_a_v_goes_on_as_1f1b_and_back(split: bool, optimizer: str, tmp_path: Pat
 def test_a_v_starts_synchronously_as_1f1b_does(tmp_path: Path) -> None:
     """The synchronous steps are those of v-min, whose stages are on the same ranks."""
     config = saving(small_config("2bw-v", microbatches=4, steps=6, precision="float64"))
-    config.correction = CorrectionConfig(name="sync-start")
-    config.correction.sync_steps = 4
+    config = changed(config, {"correction": CorrectionConfig(name="sync-start")})
+    config = changed(config, {"correction.sync_steps": 4})
     check(config)
     replay_twice(config, tmp_path / "c", step=2)
     rows, synchronous = Rows(), Rows()

@@ -22,7 +22,7 @@ from support.stream_model import (
 
 from schedules import FAMILY, ScheduleError, build
 from stages.comm.device_settings import DeviceSettingError, check_environment
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.pipeline.executor import RankExecutor
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -193,7 +193,7 @@ def test_nor_in_an_evaluation(schedule: str, monkeypatch: pytest.MonkeyPatch) ->
     for case in cases(stages=(2, 3), times=(1,), schedules=[schedule]):
         if case.microbatches == case.stages:
             config = config_of(case)
-            config.train.eval_microbatches = 5
+            config = changed(config, {"train.eval_microbatches": 5})
             check_no_hang(record(config, monkeypatch, evaluates=True), case)
 
 

@@ -19,7 +19,7 @@ from support.json_values import JSON, parts_of, replace_part
 from support.small_runs import Rows, small_config
 from support.texts import write_nanogpt, write_shards
 
-from stages.config.run_config import DataConfig
+from stages.config.run_config import DataConfig, changed
 from stages.data.dataset import Corpus, DataError, find_corpus, prepare, vocabulary
 from stages.data.shards import Tokens, count
 from stages.trainer import replay
@@ -188,7 +188,7 @@ def test_data_that_changes_while_a_run_trains_ends_the_run_by_name(
     (tmp_path / "sets").mkdir()
     (tmp_path / "other.bin").rename(tmp_path / "sets" / "other.bin")
     config = small_config("1f1b", text=tmp_path, stages=1, eval_interval=2)
-    config.data.validation = {"other": str(tmp_path / "sets")}
+    config = changed(config, {"data.validation": {"other": str(tmp_path / "sets")}})
     file = tmp_path / ("sets" if name == "other.bin" else "") / name
     rows = ChangesData(lambda: change(file), step=3)
     if says:

@@ -13,7 +13,7 @@ from support.resumed import replay_twice, saving
 from support.small_runs import replayed, small_config, with_documents
 from support.texts import write_nanogpt
 
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.data.batches import Batches
 from stages.data.dataset import DataError, find_corpus, prepare
 from stages.data.documents import attention_share
@@ -24,13 +24,13 @@ ALPHABETS = {"code": "xyz{}\n", "prose": "abcdefgh ", "wiki": "ABCDEFGH "}
 def mixed(folder: Path, **options: object) -> RunConfig:
     """A run on three texts without a common byte but the space, with weights 1, 2 and 5."""
     config = small_config("2bw", text=folder / "none", layers=2, **options)  # type: ignore[arg-type]
-    config.data.path = None
+    sources = {}
     for name, alphabet in reversed(ALPHABETS.items()):
         file = folder / f"{name}.txt"
         file.write_text("".join(random.Random(name).choices(alphabet, k=700 + 100 * len(alphabet))))
-        config.data.sources[name] = str(file)
-    config.data.weights = {"prose": 2.0, "wiki": 5.0}
-    return config
+        sources[name] = str(file)
+    weights = {"prose": 2.0, "wiki": 5.0}
+    return changed(config, {"data.path": None, "data.sources": sources, "data.weights": weights})
 
 
 def sequences(config: RunConfig, *, steps: int, data_ranks: int = 1) -> torch.Tensor:

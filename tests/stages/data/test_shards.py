@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.small_runs import Rows, small_config
 from support.texts import write_llm_c, write_megatron, write_nanogpt, write_shards
 
-from stages.config.run_config import DataConfig
+from stages.config.run_config import DataConfig, changed
 from stages.data.batches import Batches
 from stages.data.dataset import DataError, prepare, vocabulary
 from stages.data.integrity import write_checksummed
@@ -62,8 +62,7 @@ def test_the_same_tokens_give_the_same_run_in_every_format(tmp_path: Path) -> No
     weights = []
     for kind in ("llm.c", "nanogpt", "megatron"):
         config = small_config(text=write_folder(tmp_path / kind, kind), steps=2)
-        config.data.validation_share = 0.1
-        config.model.vocab_size = 1008
+        config = changed(config, {"data.validation_share": 0.1, "model.vocab_size": 1008})
         check(config)
         rows = Rows()
         weights.append(replay(config, recorder=rows).weights)

@@ -14,7 +14,7 @@ from support.small_runs import replayed, small_config
 from support.texts import write_nanogpt
 from torch.nn import functional as F
 
-from stages.config.run_config import EVAL_TOKENS, OWN_SPLIT, RunConfig, eval_microbatches
+from stages.config.run_config import EVAL_TOKENS, OWN_SPLIT, RunConfig, changed, eval_microbatches
 from stages.data.dataset import DataError, find_validation_set, prepare
 from stages.model.custom import make_stage
 from stages.shape.partition import cut_model
@@ -34,8 +34,7 @@ SETTINGS: dict[str, Any] = {"schedule": "2bw", "layers": 2, "steps": 3, "precisi
 
 def with_sets(folder: Path, *, data: int = 1) -> RunConfig:
     config = small_config(data=data, **SETTINGS)
-    config.data.validation = write_sets(folder)
-    return config
+    return changed(config, {"data.validation": write_sets(folder)})
 
 
 def loss_by_hand(config: RunConfig, weights: dict[str, torch.Tensor], path: str) -> float:
@@ -83,7 +82,7 @@ def test_further_sets_change_no_other_number(tmp_path: Path) -> None:
     for row, other in zip(alone.of_kind("eval"), beside.of_kind("eval"), strict=True):
         assert (row["val_loss"], row["val_loss_error"]) == (other["val_loss"], other["val_loss_error"])
         assert "sets" not in row
-    config.data.headline = "code"
+    config = changed(config, {"data.headline": "code"})
     headed = replayed(config)
     assert headed.result.val_losses == [row["sets"]["code"]["val_loss"] for row in beside.of_kind("eval")]
     [start] = headed.of_kind("start")
@@ -95,7 +94,7 @@ def test_losses_do_not_depend_on_how_many_data_ranks_share_the_sets(tmp_path: Pa
     measured = []
     for data in (1, 2, 3):
         config = with_sets(tmp_path, data=data)
-        config.optimizer.lr = 1e-300
+        config = changed(config, {"optimizer.lr": 1e-300})
         rows = replayed(config)
         measured.append([row["sets"] for row in rows.of_kind("eval")])
     assert measured[0] == measured[1] == measured[2]
@@ -111,8 +110,14 @@ def test_an_evaluation_reads_enough_without_overlap(
     wanted: int | None, tokens: int, size: int, context: int
 ) -> None:
     config = RunConfig()
-    config.data = replace(config.data, context=context)
-    config.train.microbatch_size, config.train.eval_tokens = size, wanted
+    config = changed(
+        config,
+        {
+            "data": replace(config.data, context=context),
+            "train.microbatch_size": size,
+            "train.eval_tokens": wanted,
+        },
+    )
     for name in ("wiki", OWN_SPLIT):
         sequences = size * eval_microbatches(config, name, tokens=tokens)
         starts = np.linspace(0, tokens - context - 1, sequences, dtype=np.int64)
@@ -143,7 +148,7 @@ def test_a_set_of_shards_is_those_held_out_by_name_or_all(tmp_path: Path) -> Non
 def test_a_set_with_another_hash_is_refused(tmp_path: Path) -> None:
     config = with_sets(tmp_path)
     known = prepare(config.data).sets["wiki"].sha256
-    config.data.validation_sha256 = {"wiki": known}
+    config = changed(config, {"data.validation_sha256": {"wiki": known}})
     prepare(config.data)
     Path(config.data.validation["wiki"]).write_text("other words " * 99)
     with pytest.raises(DataError, match="holds other data than the run was made for") as refused:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.small_runs import Rows, small_config
 
+from stages.config.run_config import changed
 from stages.liveness.watchdog import Activity, watching
 from stages.model.custom import FactoryError
 from stages.trainer import replay
@@ -73,7 +74,7 @@ def test_a_run_that_stands_still_is_noticed(
     # On a busy machine something else may stand still for so short a time: then for longer.
     for factor in (1, 5, 25):
         config, rows = small_config("2bw"), Stuck(where, seconds=60)
-        config.site.timeout, config.site.save_timeout = 0.3 * factor, 0.5 * factor
+        config = changed(config, {"site.timeout": 0.3 * factor, "site.save_timeout": 0.5 * factor})
         replay(config, recorder=rows, checkpoints=tmp_path / f"c{factor}", on_stall=rows.notice)
         stacks = capfd.readouterr().err
         if f"while {doing}; " in rows.told and function in stacks:
@@ -92,8 +93,7 @@ def test_a_factory_that_loops_at_import_is_noticed(
     told.messages = []  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "told", told)
     config = small_config("2bw")
-    config.site.timeout = 0.05
-    config.model.factory = "looping_model:make"
+    config = changed(config, {"site.timeout": 0.05, "model.factory": "looping_model:make"})
     with pytest.raises(FactoryError):
         replay(config, recorder=Rows(), on_stall=told.messages.append)
     assert "while building the model; " in told.messages[0]
@@ -102,6 +102,6 @@ def test_a_factory_that_loops_at_import_is_noticed(
 
 def test_a_slow_disk_is_no_standstill(tmp_path: Path) -> None:
     config, rows = small_config("2bw"), Stuck("flush", seconds=1.5)
-    config.site.timeout, config.site.save_timeout = 0.3, 60.0
+    config = changed(config, {"site.timeout": 0.3, "site.save_timeout": 60.0})
     replay(config, recorder=rows, checkpoints=tmp_path / "c", on_stall=rows.notice)
     assert not rows.told

@@ -21,7 +21,7 @@ from schedules import FAMILY
 from schedules.messages import Message
 from stages.comm.p2p import InProcessLinks
 from stages.comm.process import Process
-from stages.config.run_config import CorrectionConfig, RunConfig
+from stages.config.run_config import CorrectionConfig, RunConfig, changed
 from stages.memory.estimate import recomputed_bytes
 from stages.model.decoder import Stage
 from stages.shape.families import FAMILIES, describe
@@ -29,22 +29,20 @@ from stages.shape.partition import cut_of, stage_cuts, stage_parameters
 from stages.trainer import replay, train
 
 
-def config_of(schedule: str, **changed: Any) -> RunConfig:
+def config_of(schedule: str, **given: Any) -> RunConfig:
     """A run whose stages have one block each, but one of them two; more micro-batches than ranks."""
     several = FAMILY[schedule].stages_per_rank > 1 or "chunks" in FAMILY[schedule].options
     microbatches, layers = (6, 7) if several else (4, 4)
     options = {"stages": 3, "microbatches": microbatches, "layers": layers, "steps": 3, "eval_interval": 9}
-    config = small_config(schedule, **options | changed)
-    config.site.device = "cpu"
-    if config.model.family == "qwen3":
-        config.model.head_dim = 6
-    return config
+    config = small_config(schedule, **options | given)
+    head = {"model.head_dim": 6} if config.model.family == "qwen3" else {}
+    return changed(config, {"site.device": "cpu"} | head)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_parameters_are_those_of_the_module(family: str) -> None:
     config = config_of("1f1b", family=family)
-    config.model.head_dim = 6
+    config = changed(config, {"model.head_dim": 6})
     for cut in cut_of(config) + stage_cuts([0.5, 1, 2.5]):
         module = Stage(config.model, cut, context=config.data.context)
         shapes = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
@@ -117,7 +115,7 @@ def test_experts_keep_what_their_description_says(
 )
 def test_corrections_keep_what_their_formula_says(schedule: str, correction: str) -> None:
     config = config_of(schedule, steps=5)
-    config.correction = CorrectionConfig(name=correction)
+    config = changed(config, {"correction": CorrectionConfig(name=correction)})
     assert any(check_as_planned(config).memory["correction"]) == (correction == "discrepancy")
 
 
@@ -323,7 +321,7 @@ def test_memory_of_stages_that_begin_and_end_within_a_block(
 def test_a_gpu_has_a_second_gradient_buffer_where_backwards_overtake_the_verdict(schedule: str) -> None:
     config = small_config(schedule, stages=1, microbatches=4, eval_interval=9)
     on_cpu = planned(config)
-    config.site.device = "cuda"
+    config = changed(config, {"site.device": "cuda"})
     on_gpu = estimate(config, COSTS, limit_gb=None)
     assert [kinds["gradients"] for kinds in on_gpu.memory] == [
         2 * kinds["gradients"] for kinds in on_cpu.memory

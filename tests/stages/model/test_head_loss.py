@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.peak_memory import forward_bytes
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.memory.estimate import head_chunk_rows
 from stages.model.gradients.split_backward import DeferredGradients, Linear, deferring
 from stages.model.head_loss import head_loss, next_token_loss
@@ -160,7 +160,7 @@ def test_a_run_in_chunks_is_that_of_one_process_with_whole_logits(
     config = small_config(
         schedule, stages=stages, split=split, microbatches=4, layers=4, precision="float64", clip_norm=0.5
     )
-    config.model.tied = tied
+    config = changed(config, {"model.tied": tied})
     assert head_chunk_rows(config) == 8
     check_against_one_process(config, delay=delay)
 
@@ -188,12 +188,14 @@ def test_small_and_wide_heads_stay_whole() -> None:
 def test_the_plan_knows_the_chunks_of_a_gpu() -> None:
     """A chunk is 1 GiB of logits, held twice; the matrix's gradient is added once per chunk."""
     config = small_config("2bw", precision="bfloat16")
-    config.model.vocab_size, config.data.context, config.train.microbatch_size = 2**17, 2**13, 1
-    config.model.width = 4096
+    config = changed(
+        config,
+        {"model.vocab_size": 2**17, "data.context": 2**13, "train.microbatch_size": 1, "model.width": 4096},
+    )
     cut = cut_of(config)[-1]
     temporary, seconds = {}, {}
     for device, rows in (("cpu", 256), ("cuda", 2048)):
-        config.site.device = device
+        config = changed(config, {"site.device": device})
         assert head_chunk_rows(config) == rows
         temporary[device] = forward_bytes(config, cut)
         seconds[device] = Roofline(find_device("h100", key="")).parts(config).head.forward
@@ -207,7 +209,7 @@ def test_the_plan_knows_the_chunks_of_a_gpu() -> None:
 def test_a_users_own_head_stays_whole(small_chunks: None) -> None:
     config: RunConfig = small_config()
     assert head_chunk_rows(config) == 8
-    config.model.factory = "models:mine"
+    config = changed(config, {"model.factory": "models:mine"})
     assert head_chunk_rows(config) is None
 
 
@@ -271,10 +273,10 @@ def test_a_cap_and_a_z_loss_are_what_autograd_makes_of_their_formulas(
 def test_a_run_with_a_cap_and_a_z_loss_reports_the_cross_entropy() -> None:
     """Its evaluation is that of its logits; the z-loss changes weights and no loss of the first step."""
     config = small_config("2bw", steps=3)
-    config.model = replace(config.model, logit_softcap=0.05)
+    config = changed(config, {"model": replace(config.model, logit_softcap=0.05)})
     losses, ends = {}, {}
     for z_loss in (0.0, 0.5):
-        config.model = replace(config.model, z_loss=z_loss)
+        config = changed(config, {"model": replace(config.model, z_loss=z_loss)})
         rows = Rows()
         ends[z_loss] = replay(config, recorder=rows).weights
         losses[z_loss] = [row["train_loss"] for row in rows.of_kind("step")]
@@ -293,5 +295,5 @@ def test_a_run_with_a_cap_and_a_z_loss_reports_the_cross_entropy() -> None:
 def test_planned_memory_of_a_loss_with_terms_is_that_of_one_chunk() -> None:
     config = small_config()
     assert head_chunk_rows(config) is None
-    config.model = replace(config.model, z_loss=1e-4)
+    config = changed(config, {"model": replace(config.model, z_loss=1e-4)})
     assert head_chunk_rows(config) == config.train.microbatch_size * config.data.context

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from optimizers import METHODS
 from optimizers.build import build_optimizer
 from optimizers.growth import growth_refusal
-from stages.config.run_config import ModelConfig, RunConfig, optimizer_options
+from stages.config.run_config import ModelConfig, RunConfig, changed, optimizer_options
 from stages.model.decoder import initialise
 from stages.model.layers import Block
 from stages.shape.families import parameter_roles
@@ -135,8 +135,7 @@ def test_coordinates_are_as_large_at_any_width_under_mup(
 ) -> None:
     """And only there, as adamw and muon show."""
     config = small_config(optimizer=optimizer, lr=lr)
-    for key, value in options.items():
-        setattr(config.optimizer, key, value)
+    config = replace(config, optimizer=replace(config.optimizer, **options))
     under_mup = powers(config, "mup")
     assert len(under_mup) == 2 * 9
     assert max(map(abs, under_mup.values())) < CONSTANT, under_mup
@@ -155,7 +154,7 @@ def test_what_a_block_adds_does_not_grow_with_the_depth() -> None:
         for layers in (2, 4, 8, 16):
             deep = sized(config, BASE, parametrization=parametrization, layers=layers)
             if parametrization == "mup":
-                deep.model.base_layers = 2
+                deep = changed(deep, {"model.base_layers": 2})
             sizes.append(coordinates(deep, steps=4)[f"change of blocks.{layers - 1}"])
     assert max(ends["mup"]) < 1.5 * min(ends["mup"]), ends
     assert ends["standard"][-1] > 2 * ends["standard"][0], ends
@@ -165,10 +164,17 @@ def test_what_a_block_adds_does_not_grow_with_the_depth() -> None:
 def test_a_model_of_the_base_size_is_the_standard_one_to_the_bit(optimizer: str) -> None:
     config = small_config("2bw", optimizer=optimizer)
     standard = replay(config, recorder=Rows())
-    config.model = replace(config.model, parametrization="mup", base_width=16, base_layers=4, base_head_dim=4)
+    config = changed(
+        config,
+        {
+            "model": replace(
+                config.model, parametrization="mup", base_width=16, base_layers=4, base_head_dim=4
+            )
+        },
+    )
     same = replay(config, recorder=Rows())
     assert all(torch.equal(same.weights[name], weight) for name, weight in standard.weights.items())
-    config.model = replace(config.model, base_width=8)
+    config = changed(config, {"model": replace(config.model, base_width=8)})
     other = replay(config, recorder=Rows())
     assert not torch.equal(other.weights["head.weight"], standard.weights["head.weight"])
 
@@ -181,7 +187,7 @@ def test_multipliers_are_those_of_the_formulas() -> None:
     """Against a plain decoder with weights that hold them, which another test compares with its formulas."""
     config = small_config()
     plain = whole_model(config, dtype=torch.float64)
-    config.model = replace(config.model, **FOURTH)
+    config = changed(config, {"model": replace(config.model, **FOURTH)})
     scaled = whole_model(config, dtype=torch.float64)
     with torch.no_grad():
         for (name, weight), given in zip(scaled.named_parameters(), plain.parameters(), strict=True):
@@ -214,15 +220,15 @@ def test_initial_values_follow_the_width_in_blocks_and_the_base_depth() -> None:
 
 def test_rates_decays_and_epsilons_follow_the_size() -> None:
     config = small_config(optimizer="muon", lr=1e-3)
-    config.optimizer.weight_decay = 0.1
-    config.model = replace(config.model, **FOURTH)
+    config = changed(config, {"optimizer.weight_decay": 0.1})
+    config = changed(config, {"model": replace(config.model, **FOURTH)})
     named = dict(whole_model(config, dtype=torch.float32).named_parameters())
 
     def groups(optimizer: str, **options: Any) -> dict[str, tuple[float, float, float | None]]:
-        config.optimizer = replace(config.optimizer, name=optimizer, **options)
+        given = replace(config, optimizer=replace(config.optimizer, name=optimizer, **options))
         return {
             group["role"]: (group["peak_lr"], group["weight_decay"], group.get("eps"))
-            for group in optimizer_of(config, named).param_groups
+            for group in optimizer_of(given, named).param_groups
         }
 
     rest = {

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.small_runs import Rows, small_config, with_experts
 
-from stages.config.run_config import ModelConfig
+from stages.config.run_config import ModelConfig, changed
 from stages.shape.families import describe
 from stages.shape.partition import (
     RankWork,
@@ -218,14 +218,16 @@ def test_the_v_is_cut_so_that_ranks_are_equally_fast() -> None:
     config = small_config("2bw-v", layers=8)
     spec = describe(replace(config.model, vocab_size=1))
     per_word = spec.head.forward_multiply_adds(context=12)
-    config.model.vocab_size = round(2 * spec.blocks[0].forward_multiply_adds(context=12) / per_word)
+    config = changed(
+        config, {"model.vocab_size": round(2 * spec.blocks[0].forward_multiply_adds(context=12) / per_word)}
+    )
     assert [len(cut.blocks) for cut in cut_of(config)] == [2, 3, 2, 1]
 
 
 def test_dense_first_blocks_have_a_cost_of_their_own() -> None:
     """A dense block here costs about as much as six with experts."""
     config = with_experts(small_config("2bw", layers=9), dense_layers=1, active_experts=1)
-    config.model.mlp_width = 800
+    config = changed(config, {"model.mlp_width": 800})
     spec = describe(config.model)
     dense, routed = (spec.blocks[block].forward_multiply_adds(context=12) for block in (0, 1))
     head = spec.head.forward_multiply_adds(context=12)
@@ -272,11 +274,12 @@ def test_a_cut_within_blocks_changes_no_bit(model: str) -> None:
     if model == "experts":
         config = with_experts(config, shared_experts=1, dense_layers=2)
     else:
-        config.model.family = "qwen3" if model == "qwen3" else "llama"
-        config.model.tied = model == "tied"
+        config = changed(
+            config, {"model.family": "qwen3" if model == "qwen3" else "llama", "model.tied": model == "tied"}
+        )
     results = []
     for cut in ([1, 2, 1, 1], [1.5, 0.5, 1.5, 1.5], [0.5, 2, 2.5, 0]):
-        config.parallel.cut = cut
+        config = changed(config, {"parallel.cut": cut})
         check(config)
         assert [stage.size for stage in cut_of(config)] == cut
         results.append(replay(config, recorder=Rows()))

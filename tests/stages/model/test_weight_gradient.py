@@ -9,7 +9,7 @@ import torch
 from support.small_runs import Operators, Rows, ranks_of, small_config, with_experts
 from torch import Tensor
 
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.model import experts as experts_module
 from stages.model import layers
 from stages.model.experts import Experts
@@ -182,8 +182,7 @@ def run_of(case: str) -> RunConfig:
         "tied": {"schedule": "1f1b", "stages": 1},
     }[case]
     config = small_config(precision="bfloat16", steps=2, **options)
-    config.model.tied = case == "tied"
-    return config
+    return changed(config, {"model.tied": case == "tied"})
 
 
 def shapes_copied(config: RunConfig) -> tuple[set[tuple[int, ...]], set[tuple[int, ...]]]:
@@ -220,7 +219,7 @@ def test_a_copy_would_be_seen(case: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_reduction_in_a_backward_hears_of_gradients_that_are_whole(tied: bool) -> None:
     """Autograd reports a parameter after the backwards of all its uses, whoever adds the gradient."""
     config = small_config(stages=1, precision="bfloat16")
-    config.model.tied = tied
+    config = changed(config, {"model.tied": tied})
     (rank,) = ranks_of(config)
     weights = rank.stages[0].weights
     views, parameters = weights.gradient_buffer.views, weights.newest().parameters

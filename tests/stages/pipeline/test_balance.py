@@ -28,7 +28,7 @@ from torch import Tensor
 from schedules.actions import Action, Op
 from stages.checkpoint.files import folder_of, read_index
 from stages.comm.process import Process
-from stages.config.run_config import ParallelConfig, RunConfig
+from stages.config.run_config import ParallelConfig, RunConfig, changed
 from stages.config.segments import segment_program
 from stages.model import experts as experts_module
 from stages.model.experts import route
@@ -205,7 +205,7 @@ def test_a_skipped_update_leaves_the_biases(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_without_balance_the_biases_stay_zero_and_loads_are_measured() -> None:
     config = mixture("2bw")
-    config.model.balance, config.model.balance_rate = "none", None
+    config = changed(config, {"model.balance": "none", "model.balance_rate": None})
     rows = Rows()
     weights = replay(config, recorder=rows).weights
     biases = {name: bias for name, bias in weights.items() if name.endswith(".bias")}
@@ -217,7 +217,7 @@ def test_without_balance_the_biases_stay_zero_and_loads_are_measured() -> None:
 def test_a_resumed_run_without_balance_has_the_memory_of_the_whole_one(tmp_path: Path) -> None:
     """Of four versions one alone is written after the checkpoint."""
     config = saving(mixture("2bw", delay=3, steps=5))
-    config.model.balance, config.model.balance_rate = "none", None
+    config = changed(config, {"model.balance": "none", "model.balance_rate": None})
     replay_twice(config, tmp_path, step=4)
 
 
@@ -262,7 +262,7 @@ def test_a_distributed_run_goes_on_from_a_replay_to_its_bits(tmp_path: Path) -> 
 def test_biases_are_saved_by_name_and_reshard(tmp_path: Path) -> None:
     def cut(stages: int, data: int) -> RunConfig:
         config = mixture("2bw", stages=2, layers=4, microbatches=8 // data)
-        config.train.eval_interval = 4
+        config = changed(config, {"train.eval_interval": 4})
         return saving(replace(config, parallel=ParallelConfig(stages=stages, data=data)), interval=2)
 
     whole = replay(cut(2, 1), recorder=Rows(), checkpoints=tmp_path).weights

@@ -28,7 +28,7 @@ from torch._inductor import config as inductor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from schedules import FAMILY
-from stages.config.run_config import ModelConfig, RunConfig
+from stages.config.run_config import ModelConfig, RunConfig, changed
 from stages.model import runner
 from stages.model.compiler import compile_refusal, compiles_here, is_compiled, missing_for_compile
 from stages.model.decoder import initialise, make_block, rotary_table
@@ -63,8 +63,8 @@ def run_of(schedule: str, *, compile: bool | None = None, **more: Any) -> RunCon
         split="split" in facts.options,
         **more,
     )
-    config.train.compile = compile
-    config.train.recompute = "none" if compile_refusal(config) is None else "full"
+    config = changed(config, {"train.compile": compile})
+    config = changed(config, {"train.recompute": "none" if compile_refusal(config) is None else "full"})
     check(config)
     return config
 
@@ -89,7 +89,7 @@ def test_every_schedule_trains_compiled_as_it_does_plain(schedule: str, cut: lis
 def test_documents_of_any_number_need_no_other_compilation() -> None:
     """One for whole backwards, and one for split ones."""
     config = run_of("zero-bubble", compile=True)
-    config.train.recompute = "selective"
+    config = changed(config, {"train.recompute": "selective"})
     config = with_documents(config)
     plain = replay(replace(config, train=replace(config.train, compile=False)), recorder=Rows())
     torch.compiler.reset()
@@ -147,7 +147,7 @@ def test_a_compiled_first_half_leaves_the_matrices_to_the_second(experts: bool) 
 def test_matrices_of_a_compiled_block_in_bfloat16_gather_what_plain_ones_do() -> None:
     """To a rounding of activations, and without one of the gradient: halves add the bits of the whole."""
     config = run_of("2bw")
-    config.train.precision = "bfloat16"
+    config = changed(config, {"train.precision": "bfloat16"})
     gathered = []
     for compiled, split in ((False, False), (True, False), (True, True)):
         (rank, *_) = ranks_of(config)
@@ -187,7 +187,7 @@ def test_without_the_tools_blocks_are_compiled_only_where_that_is_asked_for(
     config = run_of("2bw")
     assert is_compiled(config, device="cuda")
     assert not compiles_here(config, device="cuda")
-    config.train.compile = True
+    config = changed(config, {"train.compile": True})
     with pytest.raises(RuntimeError, match=r"train.compile is true, but no compiler .*no-such-compiler"):
         compiles_here(config, device="cuda")
 

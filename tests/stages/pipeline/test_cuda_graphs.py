@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from asyncpp_cli.planner.peak_memory import backward_bytes, forward_bytes
 from asyncpp_cli.planner.planned_memory import planned_memory
 from stages.comm.process import Process
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.pipeline import cuda_graphs
 from stages.pipeline.warm_up import warm_up_ranks
 from stages.rehearsal.rank import rehearse_rank
@@ -70,8 +70,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def graphed(config: RunConfig) -> RunConfig:
-    config.train.cuda_graphs = True
-    return config
+    return changed(config, {"train.cuda_graphs": True})
 
 
 CASES: list[dict[str, Any]] = [
@@ -163,7 +162,7 @@ def test_capture_leaves_nothing_behind() -> None:
 @pytest.mark.usefixtures("recording")
 def test_the_plan_counts_slots() -> None:
     config = small_config(**settings(schedule="2bw-v", precision="bfloat16"))
-    config.site.device = "cuda"
+    config = changed(config, {"site.device": "cuda"})
     plain = planned_memory(config)
     graphed(config)
     cuts = cut_of(config)
@@ -183,7 +182,7 @@ def test_the_plan_counts_slots() -> None:
 @pytest.mark.slow
 def test_a_rehearsal_runs_them(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = graphed(small_config(schedule, microbatches=4, steps=20))
-    config.train.compile = False
+    config = changed(config, {"train.compile": False})
     found = rehearse_rank(config, rank=0, data_rank=0, device="cuda")
     assert not found.faults
     assert found.kept["other"] > 0

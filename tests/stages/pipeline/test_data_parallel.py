@@ -12,7 +12,7 @@ from support.training_cases import check_processes_are_replays, of_every_schedul
 
 import stages.comm.reduction_rounds
 from stages.comm.process import Process
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.shape.optimizer_sharding import assign_owners
 from stages.trainer import replay
 
@@ -68,7 +68,7 @@ def test_rotations_do_not_depend_on_the_layout(optimizer: str, options: dict[str
     runs = []
     for data in (1, 2):
         config = with_experts(small_config("2bw", data=data, microbatches=4 // data, **settings))
-        config.optimizer.options = {**options}
+        config = changed(config, {"optimizer.options": {**options}})
         runs.append(replay(config, recorder=Rows()))
     assert runs[0].train_losses == pytest.approx(runs[1].train_losses, rel=1e-7)
     assert runs[0].val_losses == pytest.approx(runs[1].val_losses, rel=1e-7)

@@ -16,7 +16,7 @@ from support.training_cases import within_blocks
 from torch import Tensor
 
 from schedules import FAMILY
-from stages.config.run_config import RunConfig, eval_microbatches
+from stages.config.run_config import RunConfig, changed, eval_microbatches
 from stages.data.dataset import prepare
 from stages.data.shards import Tokens
 
@@ -101,7 +101,7 @@ def test_losses_in_training_and_validation_are_those_of_each_document_alone(
     """Also of a further validation set, whose documents are shorter."""
     config = config_of(schedule, family=family, data=data, steps=1, lr=1e-12)
     (tmp_path / "set.txt").write_text("it is of no use to be at an end so we go on " * 4)
-    config.data.validation = {"short": str(tmp_path / "set.txt")}
+    config = changed(config, {"data.validation": {"short": str(tmp_path / "set.txt")}})
     rows = replayed(config)
     result = rows.result
     loss, _ = alone(config, windows_of(config, steps=1))

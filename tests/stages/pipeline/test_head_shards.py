@@ -9,7 +9,7 @@ from support.single_process import check_close, delayed_training, joined
 from support.small_runs import Rows, small_config
 from torch import Tensor
 
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.model.head_shard import HeadShard, ShardPass
 from stages.shape.head import shard_rows
 from stages.trainer import replay
@@ -26,7 +26,7 @@ def test_the_loss_is_that_of_the_whole_head_to_rounding() -> None:
     for precision, close in (("float32", 1e-6), ("bfloat16", 5e-3)):
         config = sharded("1f1b", vocab_size=4001, precision=precision, steps=2, eval_interval=1)
         with_shards = replay(config, recorder=Rows())
-        config.parallel.shard_head = False
+        config = changed(config, {"parallel.shard_head": False})
         whole = replay(config, recorder=Rows())
         assert with_shards.train_losses[0] == pytest.approx(whole.train_losses[0], rel=close / 5)
         assert with_shards.train_losses == pytest.approx(whole.train_losses, rel=close)

@@ -19,8 +19,7 @@ def tied_config(schedule: str, **changed: Any) -> RunConfig:
     name, _, split = schedule.partition(", ")
     options = {"stages": 2, "microbatches": 4, "layers": 5} | changed
     config = small_config(name, split=bool(split), **options)
-    config.model.tied = True
-    return config
+    return changed(config, {"model.tied": True})
 
 
 @pytest.mark.parametrize("schedule", NAMES)

@@ -11,6 +11,7 @@ from support.training_cases import named
 from torch import Tensor
 
 from optimizers import NAMES
+from stages.config.run_config import changed
 from stages.pipeline.executor import RankExecutor
 from stages.pipeline.warm_up import warm_up_ranks
 from stages.update.optimizer_step import StageState
@@ -76,7 +77,7 @@ def test_it_steps_once_and_leaves_nothing_behind(case: dict[str, str]) -> None:
 def test_memory_is_rehearsed_after_graphs_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture gives back all memory that torch keeps, pinned memory too, which a run must not allocate."""
     config = small_config("2bw", stages=1, layers=2)
-    config.train.cuda_graphs = True
+    config = changed(config, {"train.cuda_graphs": True})
     ranks = ranks_of(config)
     done: list[str] = []
     monkeypatch.setattr(RankExecutor, "capture", lambda executor, programs, **shapes: done.append("capture"))

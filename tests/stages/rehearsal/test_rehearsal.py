@@ -22,7 +22,7 @@ from asyncpp_cli.planner.peak_memory import backward_bytes, update_bytes
 from asyncpp_cli.planner.rehearsal import ComparedRank, rehearse
 from optimizers import CORRECTIONS
 from optimizers.catalogue import NAMES, method_named
-from stages.config.run_config import RunConfig, chosen_correction
+from stages.config.run_config import RunConfig, changed, chosen_correction
 from stages.model import layers
 from stages.model.decoder import RunBlock, make_block
 from stages.model.runner import block_runner
@@ -37,8 +37,7 @@ GB = 10**9
 
 def _small(schedule: str = "2bw", *, compiled: bool = False, **settings: Any) -> RunConfig:
     config = small_config(schedule, **{"precision": "bfloat16", "layers": 2, "steps": 20} | settings)
-    config.train.compile = compiled
-    return config
+    return changed(config, {"train.compile": compiled})
 
 
 def _shipped(model: str, *changes: str) -> RunConfig:
@@ -114,7 +113,7 @@ def test_attention_within_documents_runs_the_kernel_for_various_lengths(
     assert found.flops == _rehearsed(plain, rank=1).flops
     assert not found.hot_waits
     with_padding = copy.deepcopy(masked)
-    with_padding.model.head_dim = 6  # the kernel takes multiples of 8
+    with_padding = changed(with_padding, {"model.head_dim": 6})  # the kernel takes multiples of 8
     assert not _rehearsed(with_padding).faults
 
 
@@ -184,8 +183,7 @@ def test_a_compiled_rank_at_full_width_takes_no_more_than_planned(
     """What a block keeps is the compiler's choice; that of experts was half as much again as planned."""
     changes = (f"schedule={schedule}", "parallel.data=2", f"train.recompute={recompute}")
     config = _shipped(model, "model.layers=4", *changes)
-    config.train.compile = None
-    config.schedule.split = split
+    config = changed(config, {"train.compile": None, "schedule.split": split})
     [compared] = rehearse(config, device="cuda", ranks=[1])
     assert compared.found.compiled
     assert not compared.found.faults
@@ -235,7 +233,7 @@ def test_experts_that_a_kernel_refuses_make_the_host_wait() -> None:
     """Rows of grouped products must be a multiple of 16 bytes; other widths are a loop over experts."""
     config = with_experts(_small(), expert_width=16)
     assert not _rehearsed(config).faults
-    config.model.expert_width = 12
+    config = changed(config, {"model.expert_width": 12})
     assert {fault.kind for fault in _rehearsed(config).hot_waits} == {"wait"}
 
 
@@ -275,10 +273,15 @@ def test_memory_at_full_width_is_the_plan_s(
     """Two blocks per rank; benchmarks/results/rehearsed-ranks-2026-11-24.md has whole models."""
     changes = ("model.layers=8", "parallel.stages=4", "schedule.microbatches=4", f"parallel.data={data}")
     config = _shipped(model, f"schedule={schedule}", *changes)
-    config.train.recompute = "selective" if (model, rank) == ("7b", 0) else "none"
-    config.train.ema_decay = 0.999 if model == "7b" else None
-    config.schedule.split = schedule == "2bw-v"
-    config.parallel.cut = cut
+    config = changed(
+        config,
+        {
+            "train.recompute": "selective" if (model, rank) == ("7b", 0) else "none",
+            "train.ema_decay": 0.999 if model == "7b" else None,
+            "schedule.split": schedule == "2bw-v",
+            "parallel.cut": cut,
+        },
+    )
     [compared] = rehearse(config, device="cuda", ranks=[rank])
     assert not compared.found.faults
     assert compared.is_as_planned, list(compared.by_kind())
@@ -346,7 +349,7 @@ def test_what_an_optimizers_step_takes_for_itself_is_the_plan_s(name: str) -> No
     fifth more is planned, since products with Gram matrices depend on the sides."""
     config = _shipped("135m", "schedule=1f1b", f"optimizer={name}", *SHALLOW)
     if "refresh_interval" in method_named(name).options:
-        config.optimizer = replace(config.optimizer, refresh_interval=1)
+        config = changed(config, {"optimizer": replace(config.optimizer, refresh_interval=1)})
     for rank in range(2):  # with the embedding, and with the head
         found = _rehearsed(config, rank=rank)
         assert not found.faults

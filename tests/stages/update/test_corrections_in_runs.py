@@ -10,7 +10,7 @@ import torch
 from support.single_process import check_against_one_process, delayed_training
 from support.small_runs import Rows, ranks_of, replayed, small_config
 
-from stages.config.run_config import CorrectionConfig, RunConfig
+from stages.config.run_config import CorrectionConfig, RunConfig, changed
 from stages.trainer import replay
 from stages.update.optimizer_step import StageUpdate
 from stages.validation import check
@@ -22,7 +22,7 @@ def config_of(
     stages = 3 if schedule == "pipedream" else 2
     settings: dict[str, Any] = {"precision": "float64", "steps": 5, "clip_norm": 0.3}
     config = small_config(schedule, stages=stages, data=data, optimizer=optimizer, **settings)
-    config.correction = CorrectionConfig(**correction)
+    config = changed(config, {"correction": CorrectionConfig(**correction)})
     check(config)
     return config
 
@@ -74,15 +74,17 @@ def test_a_synchronous_start_is_synchronous_and_then_delayed(sync_steps: int) ->
 def test_stages_keep_what_the_longest_segment_under_delay_needs() -> None:
     """Segments of 2 synchronous steps, then of 1, 1, 2, 2, 1, 3 and 1."""
     config = small_config("pipedream", stages=4, microbatches=1, steps=13)
-    config.train.checkpoint_interval = 4
-    config.correction = CorrectionConfig(name="sync-start", sync_steps=2)
+    config = changed(
+        config,
+        {"train.checkpoint_interval": 4, "correction": CorrectionConfig(name="sync-start", sync_steps=2)},
+    )
     check(config)
     assert max(row["memory"]["versions"][0] for row in replayed(config).of_kind("segment")) == 3
 
 
 def test_a_corrected_backward_reads_the_estimate_and_leaves_the_weights_as_they_were() -> None:
     config = small_config("paci", stages=1, layers=1, precision="float64")
-    config.correction = CorrectionConfig(name="discrepancy", memory=0.5)
+    config = changed(config, {"correction": CorrectionConfig(name="discrepancy", memory=0.5)})
     weights = ranks_of(config)[0].stages[0].weights
     update = StageUpdate(config, weights, stage=0, delays=[2], mismatch=2)
     before = [parameter.detach().clone() for parameter in weights.master.parameters]
@@ -115,6 +117,6 @@ def test_stage_aware_refresh_differs_where_delays_differ() -> None:
         ends = []
         for aware in (False, True):
             config = config_of(schedule, optimizer="basis-rotation")
-            config.optimizer.refresh_interval, config.optimizer.stage_aware = 2, aware
+            config = changed(config, {"optimizer.refresh_interval": 2, "optimizer.stage_aware": aware})
             ends.append(replayed(config).digest)
         assert (ends[0] != ends[1]) == differs

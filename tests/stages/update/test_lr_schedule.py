@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.small_runs import replayed, small_config
 
-from stages.config.run_config import OptimizerConfig
+from stages.config.run_config import OptimizerConfig, changed
 from stages.update.lr_schedule import SCHEDULES, learning_rate_factor
 from stages.validation import check
 
@@ -58,7 +58,9 @@ def test_a_run_of_one_step_has_its_peak_rate(schedule: str) -> None:
 
 def test_a_run_takes_the_rates_of_its_schedule() -> None:
     config = small_config("2bw", steps=10)
-    config.optimizer = replace(config.optimizer, schedule="wsd", decay_share=0.5, warmup=0.2)
+    config = changed(
+        config, {"optimizer": replace(config.optimizer, schedule="wsd", decay_share=0.5, warmup=0.2)}
+    )
     check(config)
     rows = replayed(config)
     expected = [

@@ -13,7 +13,7 @@ from support.training_cases import measured
 
 from stages.comm.process import Process
 from stages.config.limits import ConfigError
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.trainer import train
 from stages.update.async_update import RankUpdates
 from stages.validation import check_schedule
@@ -30,8 +30,7 @@ CASES: list[dict[str, Any]] = [
 
 def config_of(*, shard: bool = True, data: int = 2, stages: int = 2, **options: Any) -> RunConfig:
     config = small_config(stages=stages, data=data, microbatches=4, steps=5, eval_interval=5, **options)
-    config.parallel.shard_gradients = shard
-    return config
+    return changed(config, {"parallel.shard_gradients": shard})
 
 
 def numbers(rows: Rows) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from support.single_process import check_against_one_process
 from support.small_runs import Rows, in_processes, newest_version, replayed, small_config, spoil_gradients
 
 from stages.comm.process import Process
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.trainer import replay, train
 from stages.training_loop import SkippedTooOftenError
 from stages.update.optimizer_step import StageUpdate, UpdateResult
@@ -72,7 +72,7 @@ def test_a_run_that_skips_too_often_ends_with_the_reason(
     schedule: str, clip: str, words: str, last: int, data: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_config(schedule, data=data, layers=2, clip=clip, steps=20, eval_interval=10)
-    config.train.max_skipped = 4
+    config = changed(config, {"train.max_skipped": 4})
     spoil_gradients(monkeypatch, when=lambda weights: newest_version(weights) >= 2, data_rank=data - 1)
     rows = Rows()
     with pytest.raises(SkippedTooOftenError, match=words):
@@ -94,7 +94,7 @@ def give_up(process: Process, config: RunConfig) -> tuple[str, int]:
 @pytest.mark.slow
 def test_all_processes_of_a_run_end_with_the_same_reason() -> None:
     config = small_config("2bw", data=2, steps=9)
-    config.train.max_skipped = 3
+    config = changed(config, {"train.max_skipped": 3})
     ends = [end for (end,) in in_processes(give_up, [config], size=4)]
     assert {reason for reason, _ in ends} == {ends[0][0]}
     assert ends[0][0].startswith("the gradient was not finite in 3 updates in a row, up to update 5")
@@ -108,7 +108,7 @@ def test_weights_that_are_not_finite_are_named(
 ) -> None:
     """Not the gradient, which is not finite because of them. Stage 0 is skipped first, or only."""
     config = small_config(schedule, data=data, layers=2, clip=clip, steps=20)
-    config.train.max_skipped = 3
+    config = changed(config, {"train.max_skipped": 3})
     apply = StageUpdate.apply
 
     def spoiled(self: StageUpdate, gradient: GradientBuffer, *, version: int, **given: Any) -> UpdateResult:
@@ -132,12 +132,11 @@ def test_the_validation_loss_does_not_depend_on_who_computes_it(monkeypatch: pyt
     errors = set()
     for data in (1, 2, 3, 7):
         config = small_config("2bw", data=data, layers=2, steps=2)
-        config.train.max_skipped = 0
-        config.train.eval_microbatches = 5
+        config = changed(config, {"train.max_skipped": 0, "train.eval_microbatches": 5})
         rows = Rows()
         losses.add(tuple(replay(config, recorder=rows).val_losses))
         errors.add(tuple(row["val_loss_error"] for row in rows.of_kind("eval")))
     assert len(losses) == len(errors) == 1
-    config.train.eval_microbatches = 1
+    config = changed(config, {"train.eval_microbatches": 1})
     rows = replayed(config)
     assert [row["val_loss_error"] for row in rows.of_kind("eval")] == [None]

@@ -15,7 +15,7 @@ from support.small_runs import Rows, small_config
 from torch import Tensor, nn
 
 import optimizers
-from stages.config.run_config import ModelConfig, RunConfig
+from stages.config.run_config import ModelConfig, RunConfig, changed
 from stages.shape.optimizer_sharding import assign_owners, runs_between
 from stages.shape.spec import member_count, member_names, member_shape
 from stages.trainer import replay
@@ -65,8 +65,7 @@ def config_of(factory: str, *, optimizer: str, data: int = 1, steps: int = 3) ->
     config = small_config(
         "2bw", data=data, layers=2, optimizer=optimizer, coefficient=1.0, steps=steps, lr=1e-3
     )
-    config.model.factory = f"{__name__}:{factory}"
-    return config
+    return changed(config, {"model.factory": f"{__name__}:{factory}"})
 
 
 @pytest.mark.parametrize("optimizer", optimizers.NAMES)
@@ -86,15 +85,14 @@ def test_a_stack_is_updated_as_its_matrices_are_one_by_one(optimizer: str) -> No
 def test_a_run_resumes_with_other_owners_of_its_stacks(tmp_path: Path) -> None:
     def run(steps: int, data: int, factory: str) -> list[float]:
         config = config_of(factory, optimizer="muon", data=data, steps=steps)
-        config.schedule.microbatches = 6 // data
-        config.train.checkpoint_interval = 2
+        config = changed(config, {"schedule.microbatches": 6 // data, "train.checkpoint_interval": 2})
         return replay(config, recorder=Rows(), checkpoints=tmp_path).train_losses
 
     run(2, 3, "stacked")
     resumed = run(4, 1, "in_lists")
     again = tmp_path / "whole"
     config = config_of("stacked", optimizer="muon", steps=4)
-    config.schedule.microbatches = 6
+    config = changed(config, {"schedule.microbatches": 6})
     whole = replay(config, recorder=Rows(), checkpoints=again).train_losses
     assert resumed == pytest.approx(whole[2:], rel=1e-5)
 

@@ -34,7 +34,7 @@ from stages.comm.communicator import Communicator
 from stages.comm.p2p import Links
 from stages.comm.reduction_rounds import reduction_plan
 from stages.comm.topology import Connection
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.config.segments import segment_program
 from stages.model.decoder import RunBlock, Stage
 from stages.model.layers import Block
@@ -559,7 +559,7 @@ def test_a_flush_loses_what_cannot_be_hidden(monkeypatch: pytest.MonkeyPatch) ->
     that it takes longer than a layer would."""
     layers, steps = 8, 3
     config = small_config("1f1b", layers=2 * layers, data=2, steps=steps, eval_interval=9)
-    config.model.width, config.model.mlp_width = 48, 80
+    config = changed(config, {"model.width": 48, "model.mlp_width": 80})
     with monkeypatch.context() as patch:
         patch.setattr(stages.comm.reduction_rounds, "LEAST_PIECE", 1)
         parameters = stage_parameters(config.model, cut_of(config)[0])

@@ -19,7 +19,7 @@ from stages.checkpoint.export import WEIGHTS_FILE, write_weights
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.saved_weights import newest_weights
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.model.head_loss import next_token_loss
 from stages.trainer import replay
 from stages.update.weight_average import AveragedWeights
@@ -98,8 +98,7 @@ def test_it_changes_nothing_else() -> None:
 
 def test_every_validation_set_has_a_loss_of_the_average() -> None:
     config = small_config("2bw", precision="bfloat16", coefficient=1.0, ema_decay=DECAY)
-    config.data.validation = {"again": str(config.data.path)}
-    config.train.eval_tokens = 72
+    config = changed(config, {"data.validation": {"again": str(config.data.path)}, "train.eval_tokens": 72})
     [first, last] = replayed(config).of_kind("eval")
     assert "val_loss_ema" in first
     assert (
