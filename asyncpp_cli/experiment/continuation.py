@@ -155,8 +155,9 @@ def _continuation(run: Run, cell: Cell, experiment: Experiment, changes: Mapping
             "nothing is left to train; give more --steps"
         )
     differing = [key for key in _CHANGEABLE if get(old, key) != get(config, key)]
-    # As the file holds them.
-    changed = {key: msgspec.to_builtins((get(old, key), get(config, key))) for key in differing}
+    # As the file holds them, which has lists.
+    written = msgspec.json.encode({key: (get(old, key), get(config, key)) for key in differing})
+    changed = msgspec.json.decode(written, type=dict[str, tuple[Any, Any]])
     if not changed:
         raise UserError(
             f"{run.id}: nothing would change; to resume it as it is: {command('launch', _named(run))}"
