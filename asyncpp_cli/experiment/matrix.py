@@ -145,7 +145,8 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
 
     checked: dict[bytes, list[str]] = {}
     seen: dict[str, Any] = {}
-    initialized: set[str] = set()
+    models: set[str] = set()
+    """Those whose initial weights, or own code, have been looked at."""
 
     def reasons(config: RunConfig) -> list[str]:
         found = [
@@ -153,6 +154,20 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
             for error in problems(config, seen=seen)
             for line in error.message.splitlines()
         ]
+        if config.model.factory is not None and not found:
+            from stages.model.custom import FactoryError, check_causal
+
+            try:
+                if (model := f"{config.model} {config.data.context}") not in models:
+                    why = check_causal(config.model, context=config.data.context)
+                    models.add(model)
+                    if why:
+                        say(
+                            f"note: {config.model.factory} cannot be computed here ({why}): it is not known "
+                            "whether an output depends on later tokens"
+                        )
+            except FactoryError as error:
+                return [f"model.factory: {error}"]
         if config.model.init is not None and not found:
             from stages.checkpoint.initial_weights import InitError, check_init, check_values
 
@@ -160,10 +175,10 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
                 if config.model.factory is not None:
                     raise InitError("is for the built-in decoder; model.factory builds another model")
                 # Not a check of the run: one that resumes from a checkpoint does not need them.
-                if (model := repr(config.model)) not in initialized:
+                if (model := repr(config.model)) not in models:
                     check_init(config.model)
                     check_values(config.model)
-                    initialized.add(model)
+                    models.add(model)
             except InitError as error:
                 return [f"model.init: {error}"]
         return found

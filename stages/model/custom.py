@@ -6,6 +6,7 @@ The function is imported and called; a configuration contains no code.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,8 @@ from stages.data.documents import Documents
 from stages.model.decoder import Place, RunBlock, Stage, run_as_it_stands
 from stages.model.experts import Routing
 from stages.model.head_loss import next_token_loss
-from stages.shape.partition import StageCut
+from stages.shape.head import split_name
+from stages.shape.partition import StageCut, cut_model
 
 Parts = tuple[nn.Module, Sequence[nn.Module], nn.Module]
 Factory = Callable[[ModelConfig, int], Parts]
@@ -137,6 +139,95 @@ def make_stage(config: ModelConfig, cut: StageCut, *, context: int) -> Stage:
     return (Stage if config.factory is None else OwnStage)(config, cut, context=context)
 
 
+MOST_VALUES = 1 << 25
+"""Parameter values of a model that `check_causal` computes; of a larger one it computes a small twin."""
+
+
+def check_causal(config: ModelConfig, *, context: int) -> str | None:
+    """Compute a user's model on this machine, with random weights and few tokens, and check that no output
+    depends on a later token or on another sequence.
+
+    Returns:
+        Why it could not be computed here, such as kernels for GPUs alone; None: it was.
+
+    Raises:
+        FactoryError: it is not so, or the factory returns something else than it must.
+    """
+    tokens = min(context, 128)
+    try:
+        with torch.device("meta"):
+            values = sum(parameter.numel() for parameter in _whole(config, tokens).parameters())
+        if values > MOST_VALUES:
+            config = replace(
+                config,
+                width=32,
+                heads=2,
+                kv_heads=2 if config.kv_heads == config.heads else 1,
+                head_dim=None,
+                mlp_width=64,
+                layers=min(config.layers, 4),
+                vocab_size=min(config.vocab_size, 256),
+            )
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
+            torch.manual_seed(0)
+            module = _whole(config, tokens)
+            for parameter in module.parameters():
+                # Such that every part counts, whatever the factory draws.
+                if parameter.ndim < 2:
+                    parameter.uniform_(0.5, 1.5)
+                else:
+                    parameter.normal_(std=parameter[0].numel() ** -0.5)
+            leak = future_seen(module, vocabulary=config.vocab_size, tokens=tokens)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, FactoryError) and error.__cause__ is None:
+            raise
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    if leak:
+        raise FactoryError(
+            f"{config.factory}: {leak}; accepted: a causal model, such as attention with is_causal=True or "
+            "convolutions that are padded on the left alone"
+        )
+    return None
+
+
+def _whole(config: ModelConfig, context: int) -> OwnStage:
+    (cut,) = cut_model(config, stages=1, context=context)
+    return OwnStage(config, cut, context=context)
+
+
+def future_seen(module: Callable[[Tensor], Tensor], *, vocabulary: int, tokens: int) -> str | None:
+    """On which token that it must not see an output of a decoder depends, in words; None: on none.
+
+    One token at a time is changed, and the logits before it and of another sequence are compared.
+
+    Args:
+        module: takes token ids `(batch, tokens)` and returns logits `(batch, tokens, vocabulary)`.
+        vocabulary: number of different tokens.
+        tokens: in a sequence.
+    """
+    given = torch.randint(vocabulary, (2, tokens))
+
+    def logits(ids: Tensor) -> Tensor:
+        torch.manual_seed(0)  # what is random, such as dropout, is the same in each
+        return module(ids)
+
+    expected = logits(given)
+    if not expected.isfinite().all():
+        raise ValueError("with random weights it gives logits that are not finite")
+    # Rounding may differ, as where experts are met by other numbers of tokens.
+    most = 1e-4 * expected.abs().max()
+    for place in sorted({tokens - 1, max(0, tokens - 2), tokens // 2, tokens // 3}):
+        changed = given.clone()
+        changed[0, place] = (changed[0, place] + 1) % vocabulary
+        differ = (logits(changed) - expected).abs().amax(-1) > most
+        if differ[0, :place].any():
+            earlier = int(differ[0, :place].nonzero()[-1])
+            return f"the output at token {earlier} depends on token {place}, which comes later"
+        if differ[1].any():
+            return "the outputs of one sequence depend on the tokens of another"
+    return None
+
+
 def _factory(named: str) -> Factory:
     try:
         factory: Factory = import_named(named)
@@ -174,6 +265,11 @@ def _parts(config: ModelConfig, context: int) -> Parts:
         if name not in once:
             raise FactoryError(f"{named}: {name} is another parameter, too; stages cannot share parameters")
     for name, parameter in whole.named_parameters():
+        if split_name(name)[1] is not None:
+            raise FactoryError(
+                f"{named}: the name {name} reads as rows of a matrix in checkpoints; accepted: names without "
+                "[first:end]"
+            )
         # The updates train all parameters, and initial values are drawn.
         if not parameter.requires_grad:
             raise FactoryError(

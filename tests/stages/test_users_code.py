@@ -24,7 +24,7 @@ from optimizers.build import build_optimizer
 from optimizers.custom import measured_values
 from stages.config.run_config import CorrectionConfig, RunConfig, changed
 from stages.config.segments import schedule_facts
-from stages.model.custom import FactoryError, make_stage
+from stages.model.custom import FactoryError, check_causal, make_stage
 from stages.shape.partition import cut_model
 from stages.trainer import replay
 from stages.validation import ConfigError, check
@@ -115,6 +115,36 @@ def tied(config, context):
 
 def list_of(config, context):
     return list(gpt2_like(config, context))
+
+class Mixing(nn.Module):
+    def __init__(self, width, left, right):
+        super().__init__()
+        self.padding, self.mix = (left, right), nn.Conv1d(width, width, 8)
+    def forward(self, x):
+        return x + self.mix(nn.functional.pad(x.transpose(1, 2), self.padding)).transpose(1, 2)
+
+class Centered(nn.Linear):
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+class Elsewhere(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.cuda())
+
+class Rows(nn.Linear):
+    def __init__(self, config):
+        super().__init__(config.width, config.width)
+        self.register_parameter("c[1:2]", nn.Parameter(ones(config.width)))
+
+def convolutions(left, right):
+    def factory(config, context):
+        embedding, blocks, head = gpt2_like(config, context)
+        return embedding, [Mixing(config.width, left, right) for _ in blocks], head
+    return factory
+
+before, around, after = convolutions(7, 0), convolutions(3, 4), convolutions(6, 1)
+centered = with_block(2, lambda config: Centered(config.width, config.width))
+elsewhere, rows = with_block(2, lambda config: Elsewhere(config.width, config.width)), with_block(2, Rows)
 
 def no_module(config, context):
     embedding, blocks, head = gpt2_like(config, context)
@@ -388,6 +418,59 @@ def test_recomputation_draws_again_what_the_forward_drew() -> None:
 def test_what_a_factory_makes_is_checked(factory: str, says: str) -> None:
     with pytest.raises(FactoryError, match=says):
         replay(with_model(factory, "1f1b", stages=4), recorder=Rows())
+
+
+SIZES = "{layers: 4, width: 16, heads: 2, kv_heads: 1, mlp_width: 32, vocab_size: 256, factory: %s}"
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        ("my_models:gpt2_like", None),
+        ("bad_models:before", None),
+        ("bad_models:dropping", None),
+        (
+            "bad_models:around",
+            "the output at token .* depends on token .*, which comes later; accepted: a causal",
+        ),
+        ("bad_models:after", "which comes later"),
+        ("bad_models:centered", "the outputs of one sequence depend on the tokens of another"),
+        ("bad_models:few", "returns 3 blocks, and model.layers is 4"),
+        (
+            "bad_models:rows",
+            r"blocks.2.c\[1:2\] reads as rows of a matrix in checkpoints; accepted: names without",
+        ),
+    ],
+)
+def test_sweep_refuses_a_model_that_sees_the_future(factory: str, says: str | None, tmp_path: Path) -> None:
+    """It trained without a word, to a loss that no causal model has."""
+    template = tmp_path / "t.yaml"
+    template.write_text(
+        f"matrix: {{schedule: [1f1b, 2bw]}}\nmodel: {SIZES % factory}\n"
+        "parallel.stages: 2\ndata.context: 24\ntrain.steps: 2\noptimizer: adamw\n"
+    )
+    said = asyncpp("sweep", template, "--list", "--allow-code", factory.partition(":")[0])
+    assert said.code == (2 if says else 0)
+    assert re.search(f"model.factory: {factory}.*{says}.*2 cells" if says else "", said.errors), said
+    assert "cannot be computed" not in said.errors
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it can be computed here")
+def test_a_model_that_cannot_be_computed_here_is_remarked_on(tmp_path: Path) -> None:
+    template = tmp_path / "t.yaml"
+    template.write_text(
+        f"model: {SIZES % 'bad_models:elsewhere'}\nschedule: 1f1b\noptimizer: adamw\ntrain.steps: 2\n"
+    )
+    said = asyncpp("sweep", template, "--list", "--allow-code", "bad_models")
+    assert (said.code, said.errors.count("bad_models:elsewhere cannot be computed here (")) == (0, 1)
+
+
+def test_a_large_model_is_looked_at_as_a_small_one() -> None:
+    """Its weights would take 28 GB."""
+    model = replace(with_model("bad_models:around").model, layers=32, width=4096, heads=32, mlp_width=14336)
+    with pytest.raises(FactoryError, match="which comes later"):
+        check_causal(model, context=4096)
+    assert check_causal(replace(model, factory="bad_models:before"), context=4096) is None
 
 
 WHOLE = "whole, since model.factory makes whole blocks, 4 in all and at least 1 each"

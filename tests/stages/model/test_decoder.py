@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stages.config.run_config import ModelConfig, RunConfig
 from stages.model import layers
+from stages.model.custom import future_seen
 from stages.model.decoder import Stage, initialise, rotary_table
+from stages.model.experts import Routing
 from stages.model.head_loss import next_token_loss
 from stages.model.layers import Attention, rotate
+from stages.shape.families import FAMILIES
 from stages.shape.partition import cut_of
 from stages.shape.spec import head_dim
 
@@ -22,6 +27,35 @@ TOKENS = torch.tensor([[5, 7, 7, 250, 0, 31, 9, 9], [1, 2, 3, 4, 5, 6, 7, 8]])
 
 def config() -> RunConfig:
     return small_config(layers=2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"head_dim": 6, "logit_softcap": 5.0},
+        {"parametrization": "mup", "base_width": 8, "base_layers": 2},
+        {"experts": 6, "active_experts": 2, "expert_width": 12, "shared_experts": 1, "dense_layers": 1},
+        {"experts": 6, "active_experts": 2, "expert_width": 12, "router_score": "softmax"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_output_depends_on_a_later_token(family: str, changes: dict[str, Any]) -> None:
+    run = small_config(layers=2, family=family)
+    run.data.context = 24
+    run.model = replace(run.model, init_std=0.5, **changes)
+    module = whole_model(run, dtype=torch.float64)
+    biases = {block: torch.zeros(run.model.experts) for block in module.expert_blocks}
+
+    def logits(tokens: Tensor) -> Tensor:
+        with torch.no_grad():
+            return module(tokens, Routing(biases) if biases else None)
+
+    assert future_seen(logits, vocabulary=256, tokens=24) is None
+    later = future_seen(lambda tokens: logits(tokens).roll(-1, 1), vocabulary=256, tokens=24)
+    assert later is not None
+    assert "which comes later" in later
 
 
 def reference_forward(weights: dict[str, Tensor], tokens: list[int], run: RunConfig) -> Tensor:
