@@ -217,7 +217,8 @@ def _as_integers(file: Path) -> dict[str, np.ndarray]:
             EXPONENTS[entry["dtype"]][0]
         )
         for name, entry in header.items()
-        if entry.get("dtype") in EXPONENTS
+        # Beside the tensors there may be metadata: text by any name, or null.
+        if name != "__metadata__" and entry["dtype"] in EXPONENTS
     }
 
 

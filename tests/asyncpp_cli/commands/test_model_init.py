@@ -197,6 +197,28 @@ def test_an_untied_head_is_no_start_of_a_tied_one(run: Run, tmp_path: Path) -> N
     check_values(tied)
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [None, {}, {"dtype": "F32"}, {"format": "pt", "dtype": "F64", "data_offsets": "[0, 4]", "shape": "[]"}],
+)
+def test_metadata_of_any_names_is_no_weight(
+    metadata: dict[str, str] | None, run: Run, tmp_path: Path
+) -> None:
+    asyncpp("export", run.folder, "--out", tmp_path / "w")
+    file = tmp_path / "w" / "model.safetensors"
+    whole = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    content = file.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8:begin]) | {"__metadata__": metadata}).encode()
+    file.write_bytes(struct.pack("<Q", len(header)) + header + content[begin:])
+    assert load_file(file).keys() == whole.keys()  # the library reads it
+    model = replace(run.config().model, init=str(tmp_path / "w"))
+    check_init(model)
+    check_values(model)
+    read = read_initial(model, ["embedding.weight"])
+    assert torch.equal(read["embedding.weight"], whole["model.embed_tokens.weight"])
+
+
 @pytest.mark.parametrize("layout", ["hf", "safetensors"])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_weights_are_checked_whatever_their_type_and_files(
