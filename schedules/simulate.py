@@ -321,6 +321,17 @@ def throughput(timeline: Timeline) -> Throughput:
     return Throughput(step_time=step_time, busy=tuple(busy), drain_time=drain_time)
 
 
+def segment_step_time(timeline: Timeline) -> float | None:
+    """Time of a step within a segment, fill and drain aside; None where those are all of it.
+
+    A pipeline that takes longer to settle has another one in the long run (see `schedules.step_time`).
+    """
+    program = timeline.program
+    fill = fill_steps(program)
+    first, last = fill, program.steps - 1 - fill
+    return seconds_between(timeline, first, last) if last > first else None
+
+
 def seconds_between(timeline: Timeline, first: int, last: int) -> float:
     """Time of a step, as a mean over those after `first` up to `last`, numbered within the segment, and over
     the ranks: from the end of one step's last backward to that of the next one's."""

@@ -131,7 +131,11 @@ def step_time(program: Program, costs: Costs) -> StepTime:
 
 
 def step_graph_of(
-    build: Callable[[int], Program], *, reduced: Sequence[bool] | bool = False, norm: bool = True
+    build: Callable[[int], Program],
+    *,
+    reduced: Sequence[bool] | bool = False,
+    norm: bool = True,
+    steps: int = 4,
 ) -> tuple[StepGraph, Program]:
     """The graph of a schedule's steady state, and the program of a segment that has one.
 
@@ -139,11 +143,11 @@ def step_graph_of(
         build: Returns the program of a segment of so many steps.
         reduced: As in `step_graph`.
         norm: As in `step_graph`.
+        steps: Steps of the first segment to try; longer ones follow.
 
     Raises:
         NotPeriodicError: Segments of any length do not repeat.
     """
-    steps = 4
     while True:
         program = build(steps)
         try:

@@ -36,7 +36,6 @@ NOT_RUN = {
     "data": "needs a tokenizer's file, or data that it made",
     "schedule draw": "the test of pictures does",
     "schedule export quickstart/2bw-muon-ef0-nano-s0": "needs a run that trained",
-    "schedule import": "needs torch's schedules or a file of theirs",
 }
 """Commands that documents show and this test does not run, and why; the parser sees them all (test_house)."""
 

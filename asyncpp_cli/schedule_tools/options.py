@@ -22,7 +22,7 @@ Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="Schedule (see `list`), program file or CSV file.",
+        help="Schedule (see `list`) or program file.",
         autocompletion=_schedule_words,
     ),
 ]
@@ -39,9 +39,9 @@ Chunks = Annotated[
     typer.Option(metavar="V", min=1, help="Stages per rank (interleaved-1f1b, looped-bfs; default: 2)."),
 ]
 Steps = Annotated[int, typer.Option(metavar="N", min=1, help="Steps to show.")]
-EvenSteps = Annotated[
+SegmentSteps = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Steps to simulate (default: as many as needed)."),
+    typer.Option(metavar="N", min=1, help="Steps of the segment (default: the fewest with a steady middle)."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
 UpdateTime = Annotated[float, typer.Option(parser=finite, metavar="T", help="Time of an optimizer step.")]
@@ -49,13 +49,11 @@ Reduction = Annotated[
     float,
     typer.Option(parser=finite, metavar="T", help="Time of the data-parallel gradient all-reduce."),
 ]
-Norm = Annotated[
-    float, typer.Option(parser=finite, metavar="T", help="Time of the global gradient norm's all-reduce.")
+Latency = Annotated[
+    float, typer.Option(parser=finite, metavar="T", help="Latency of a message between stages.")
 ]
-MessageSize = Annotated[float, typer.Option(parser=finite, metavar="S", help="Size of a message.")]
-Bandwidth = Annotated[
-    float | None,
-    typer.Option(parser=finite, metavar="B", help="Size sent per unit of time (default: unlimited)."),
+ShardHead = Annotated[
+    bool, typer.Option("--shard-head", help="With the head in shards on all ranks (S and T).")
 ]
 Out = Annotated[
     Path | None,
@@ -85,47 +83,17 @@ class Geometry:
         int | None,
         typer.Option(metavar="A", help="Backwards per update (default: pipedream 1; paci, paci-v M)."),
     ] = None
-    shard_head: Annotated[
-        bool | None, typer.Option("--shard-head", help="With the head in shards on all ranks (S and T).")
-    ] = None
-    tied: Annotated[
-        bool | None, typer.Option("--tied", help="With --shard-head: the embedding in the same shards.")
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Times of actions and messages, in one unit."""
+    """Times of computing, in one unit, for a rank's whole share of the model."""
 
     forward: Annotated[float, typer.Option(parser=finite, metavar="T", help="Time of a forward.")] = 1.0
-    backward: Annotated[float, typer.Option(parser=finite, metavar="T", help="Time of a whole backward.")] = (
-        2.0
-    )
     input_half: Annotated[
-        float | None,
-        typer.Option(
-            "--input",
-            parser=finite,
-            metavar="T",
-            help="Its input half; with --weight, instead of --backward.",
-        ),
-    ] = None
+        float,
+        typer.Option("--input", parser=finite, metavar="T", help="Time of the input half of a backward."),
+    ] = 1.0
     weight_half: Annotated[
-        float | None, typer.Option("--weight", parser=finite, metavar="T", help="Its weight half.")
-    ] = None
-    head: Annotated[
-        float,
-        typer.Option(
-            parser=finite,
-            metavar="T",
-            help="Time of the head's forward; each half of its backward takes as long.",
-        ),
-    ] = 0.0
-    latency: Annotated[
-        float, typer.Option(parser=finite, metavar="T", help="Latency of a message between stages.")
-    ] = 0.0
-    jitter: Annotated[
-        float,
-        typer.Option(parser=finite, metavar="S", help="Standard deviation of each time, as a share of it."),
-    ] = 0.0
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the jitter.")] = 0
+        float, typer.Option("--weight", parser=finite, metavar="T", help="Time of its weight half.")
+    ] = 1.0

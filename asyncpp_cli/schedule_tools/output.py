@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from asyncpp_cli.base.console import console, show_table
+from asyncpp_cli.base.console import console, show_line, show_table
 from schedules import Analysis, Program, analyze
 from schedules.io.text_gantt import LEGEND, SHARDS_LEGEND, TIED_LEGEND, Piece, gantt
-from schedules.simulate import Timeline, throughput
+from schedules.simulate import Timeline, segment_step_time
+from schedules.step_time import StepTime
 
 _PLAIN_WIDTH = 80
 _TABLE_WIDTH = 120
@@ -26,25 +28,44 @@ _COLOURS = (
 )
 
 
-def comparison_row(timeline: Timeline) -> dict[str, Any]:
-    """The row of `compare` for one schedule."""
+MOST_UNSETTLED = 0.01
+"""Share by which the time of a step in a segment may differ from that in the long run, unsaid."""
+
+
+def comparison_row(timeline: Timeline, step: StepTime) -> dict[str, Any]:
+    """The row of `compare` for one schedule.
+
+    Args:
+        timeline: of a segment, simulated.
+        step: of its steady state.
+    """
     program = timeline.program
     analysis = analyze(program)
-    measured = throughput(timeline)
     return {
         "schedule": program.schedule,
         "stages": program.num_ranks,
         "chunks": (program.loss_stage + 1) // program.num_ranks,
         "microbatches": program.microbatches,
-        "bubble": measured.bubble,
-        "step_time": measured.step_time,
+        "bubble": step.bubble,
+        "step_time": step.seconds,
+        "segment_steps": program.steps,
+        "segment_step_time": segment_step_time(timeline),
         "delay_max": max(analysis.delay_max),
         "mismatch_max": max(analysis.mismatch_max),
         "versions_max": max(analysis.versions),
         "activations_max": activations_of_a_rank(program, analysis),
-        "drain_time": measured.drain_time,
-        "busy": list(measured.busy),
+        "drain_time": max(0.0, timeline.makespan - program.steps * step.seconds),
+        "busy": list(step.busy),
     }
+
+
+def unsettled(row: Mapping[str, Any]) -> str:
+    """What to say of a schedule whose steps take another time in its segment; empty if they do not."""
+    own, step = row["segment_step_time"], row["step_time"]
+    if own is None or abs(own - step) <= MOST_UNSETTLED * step:
+        return ""
+    segment = f"{own:.4g} in a segment of {row['segment_steps']} steps"
+    return f"{row['schedule']}: a step takes {step:.4g} in the long run, {segment}"
 
 
 def activations_of_a_rank(program: Program, analysis: Analysis) -> float:
@@ -75,6 +96,14 @@ def show_comparison(rows: list[dict[str, Any]]) -> None:
     ]
     columns = ["schedule", "bubble", "step", "delay", "mismatch", "versions", "in flight", "drain"]
     show_table(columns, table, title=title)
+    for row in rows:
+        if said := unsettled(row):
+            show_line(said)
+
+
+def described_step(row: Mapping[str, Any]) -> str:
+    """The time of a step, from the row of `compare`."""
+    return unsettled(row) or f"a step takes {row['step_time']:.4g}, idle for {100 * row['bubble']:.1f} %"
 
 
 def described_stages(program: Program) -> str:

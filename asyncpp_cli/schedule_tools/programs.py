@@ -16,9 +16,9 @@ from schedules import FAMILY, OPTIONS, Program, ScheduleError, build, find_probl
 from schedules.catalogue import least_lead
 from schedules.costs import Costs, RankTimes, uniform_costs, with_measured_ranks
 from schedules.io.program_file import from_text
-from schedules.io.torch_lists import from_csv
 from schedules.library.v_block import EVEN_COSTS, BlockCosts, whole_costs
-from schedules.simulate import Timeline, simulate, steps_to_measure
+from schedules.simulate import Timeline, simulate
+from schedules.step_time import NotPeriodicError, StepTime, step_graph, step_graph_of
 from stages.config.records import read_text
 
 
@@ -26,12 +26,12 @@ from stages.config.records import read_text
 class CostOptions(Times):
     """All times of a simulation, in one unit."""
 
+    head: float = 0.0
     update: float = 0.0
     reduction: float = 0.0
-    norm: float = 0.0
-    transfer: float = 0.0
+    latency: float = 0.0
     measured: RankTimes | None = None
-    """Measured times of every rank, which replace `forward`, `backward` and `update`; None: not measured."""
+    """Measured times of every rank, which replace those of computing and `update`; None: not measured."""
 
     @property
     def block(self) -> BlockCosts:
@@ -39,8 +39,6 @@ class CostOptions(Times):
         if self.measured is not None:
             halves = (self.measured.forward, self.measured.input_half, self.measured.weight_half)
             return whole_costs(*map(sum, halves))
-        if self.input_half is None or self.weight_half is None:
-            return whole_costs(self.forward, self.backward / 2, self.backward / 2)
         return whole_costs(self.forward, self.input_half, self.weight_half)
 
     def of(self, program: Program) -> Costs:
@@ -86,23 +84,24 @@ def refuse_huge(name: str, *, stages: int, microbatches: int, steps: int) -> Non
         )
 
 
-def read_program(file: Path, *, steps: int) -> Program:
-    """Read a program file (not verified), or a CSV file in torch's format, repeated for `steps`."""
-    text = read_text(file, most=_MOST_BYTES)
+def read_program(file: Path) -> Program:
+    """Read a program file (not verified)."""
     try:
-        if file.suffix != ".csv":
-            return from_text(text, file=str(file))
-        one_step = from_csv(text, name=str(file), steps=1)
-        refuse_huge(str(file), stages=one_step.num_stages, microbatches=one_step.microbatches, steps=steps)
-        return one_step if steps == 1 else from_csv(text, name=str(file), steps=steps)
+        return from_text(read_text(file, most=_MOST_BYTES), file=str(file))
     except ScheduleError as error:
         raise UserError(_first_line(str(error))) from error
 
 
 def program(
-    name: str, geometry: Geometry, *, steps: int, first_step: int = 0, costs: BlockCosts = EVEN_COSTS
+    name: str,
+    geometry: Geometry,
+    *,
+    steps: int,
+    first_step: int = 0,
+    costs: BlockCosts = EVEN_COSTS,
+    shard_head: bool = False,
 ) -> Program:
-    """The verified program of schedule `name`, or of a file, which may have its own number of steps.
+    """The verified program of schedule `name`, or of a file, which has its own number of steps.
 
     Args:
         name: of the schedule, or its file.
@@ -110,9 +109,10 @@ def program(
         steps: of the program.
         first_step: its first one.
         costs: those of a periodic block.
+        shard_head: whether the head is in shards on all ranks.
     """
     if is_file(name):
-        program_read = read_program(Path(name), steps=steps)
+        program_read = read_program(Path(name))
         problems = find_problems(program_read)
         if problems:
             see = command("schedule", "check", Path(name))
@@ -126,7 +126,8 @@ def program(
                 raise UserError(f"{option} is missing: {name} needs --stages and --microbatches")
         stages = _stages(name, geometry, costs)
         refuse_huge(name, stages=stages, microbatches=geometry.microbatches or 0, steps=steps)
-        return build(name, steps=steps, first_step=first_step, **_taken(name, geometry, costs))
+        taken = _taken(name, geometry, costs)
+        return build(name, steps=steps, first_step=first_step, shard_head=shard_head, **taken)
     except ScheduleError as error:
         raise UserError(str(error)) from error
 
@@ -140,8 +141,6 @@ def _stages(name: str, geometry: Geometry, costs: BlockCosts) -> int:
 def _taken(name: str, geometry: Geometry, costs: BlockCosts) -> dict[str, Any]:
     """The arguments that schedule `name` takes; a comparison may have others for other schedules."""
     taken: dict[str, Any] = {"stages": geometry.stages, "microbatches": geometry.microbatches}
-    if geometry.shard_head:
-        taken["shard_head"], taken["tied"] = True, bool(geometry.tied)
     options = options_taken(name)
     return taken | {option: value for option, value in _options(geometry, costs).items() if option in options}
 
@@ -156,7 +155,13 @@ def _given(geometry: Geometry) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value is not None}
 
 
-def note_delay(names: Sequence[str], geometry: Geometry, costs: BlockCosts = EVEN_COSTS) -> None:
+def note_delay(
+    names: Sequence[str],
+    geometry: Geometry,
+    costs: BlockCosts = EVEN_COSTS,
+    *,
+    shard_head: bool = False,
+) -> None:
     """Print a note on standard error for each schedule that cannot have a delay of 1."""
     if geometry.delay is not None:
         return
@@ -164,9 +169,7 @@ def note_delay(names: Sequence[str], geometry: Geometry, costs: BlockCosts = EVE
     for name in names:
         if name not in FAMILY:
             continue
-        least = least_lead(
-            name, stages=stages, shard_head=bool(geometry.shard_head), **_options(geometry, costs)
-        )
+        least = least_lead(name, stages=stages, shard_head=shard_head, **_options(geometry, costs))
         if least is None:
             continue
         delay = -(-least // microbatches)
@@ -179,30 +182,46 @@ def note_delay(names: Sequence[str], geometry: Geometry, costs: BlockCosts = EVE
 
 def refuse_untaken(names: Sequence[str], geometry: Geometry) -> None:
     """Refuse an option that none of the schedules takes, rather than ignore it."""
-    if geometry.tied and not geometry.shard_head:
-        raise UserError("--tied: the shards are those of --shard-head, which is missing")
     taken = [FAMILY[name].options for name in names if name in FAMILY]
     for option, value in _given(geometry).items():
         if taken and not any(option in of_one for of_one in taken):
             raise UserError(f"--{option.replace('_', '-')} {value}: not an option of {', '.join(names)}")
 
 
-def measurable_program(name: str, geometry: Geometry, costs: CostOptions, *, steps: int | None) -> Program:
-    """As `program`, with `steps` or with enough steps to measure the steady state."""
-    block = costs.block
-    if steps is None:
-        if name in FAMILY and geometry.stages is not None and geometry.microbatches is not None:
-            # Not from a program: one step may be too large already. `build` refuses less than 1.
-            stages, microbatches = _stages(name, geometry, block), max(1, geometry.microbatches)
+def steady_state(
+    name: str,
+    geometry: Geometry,
+    costs: CostOptions,
+    *,
+    steps: int | None = None,
+    shard_head: bool = False,
+) -> tuple[StepTime, Program]:
+    """The time of a step of a schedule, or of a file, in the long run; and the program of a segment.
+
+    Args:
+        name: of the schedule, or its file.
+        geometry: that the schedule is built with.
+        costs: times of actions and messages.
+        steps: of the segment; None: as few as have a steady middle.
+        shard_head: whether the head is in shards on all ranks.
+    """
+
+    def build_steps(steps: int) -> Program:
+        return program(name, geometry, steps=steps, costs=costs.block, shard_head=shard_head)
+
+    reduced = costs.reduction > 0
+    try:
+        if is_file(name):
+            segment = build_steps(1)
+            graph = step_graph(segment, reduced=reduced)
         else:
-            one_step = program(name, geometry, steps=1, costs=block)
-            stages, microbatches = one_step.loss_stage + 1, one_step.microbatches
-        ahead = 1 if geometry.ahead is None else geometry.ahead
-        steps = steps_to_measure(stages=stages, microbatches=microbatches, ahead=ahead)
-        steps += 0 if geometry.delay is None else geometry.delay
-        # Random times need more: some hundreds of micro-batches.
-        steps += -(-256 // microbatches) if costs.jitter else 0
-    return program(name, geometry, steps=steps, costs=block)
+            # Less than a delay's steps do not show it.
+            graph, segment = step_graph_of(build_steps, reduced=reduced, steps=4 + (geometry.delay or 0))
+        step = graph.step_time(costs.of(segment))
+    except NotPeriodicError as error:
+        remedy = "; write the file with more steps" if is_file(name) else ""
+        raise UserError(f"{error}{remedy}") from error
+    return step, segment if steps is None or is_file(name) else build_steps(steps)
 
 
 def timeline(of: Program, costs: CostOptions) -> Timeline:
@@ -211,27 +230,19 @@ def timeline(of: Program, costs: CostOptions) -> Timeline:
 
 
 def comparison(
-    names: Sequence[str], geometry: Geometry, costs: CostOptions, *, steps: int | None = None
+    names: Sequence[str],
+    geometry: Geometry,
+    costs: CostOptions,
+    *,
+    steps: int | None = None,
+    shard_head: bool = False,
 ) -> list[dict[str, Any]]:
-    """The rows of `compare` for the schedules called `names`."""
+    """The rows of `compare` for the schedules called `names`; other arguments are those of `steady_state`."""
     rows = []
     for name in names:
-        simulated = timeline(measurable_program(name, geometry, costs, steps=steps), costs)
-        try:
-            rows.append(comparison_row(simulated))
-        except ValueError as error:
-            remedy = "; write the file with more (schedule import --steps N)" if is_file(name) else ""
-            raise UserError(f"{name}: {error}{remedy}") from error
+        step, segment = steady_state(name, geometry, costs, steps=steps, shard_head=shard_head)
+        rows.append(comparison_row(timeline(segment, costs), step))
     return rows
-
-
-def transfer_time(size: float, bandwidth: float | None) -> float:
-    """Time that a message of `size` occupies its channel."""
-    if bandwidth is None:
-        return 0.0
-    if bandwidth <= 0:
-        raise UserError(f"--bandwidth {bandwidth}: accepted: more than 0")
-    return size / bandwidth
 
 
 def _first_line(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -15,19 +16,16 @@ from asyncpp_cli.base.console import finite, say, show_line, tell, to_write
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.commands.arguments import with_options
 from asyncpp_cli.schedule_tools.options import (
-    Bandwidth,
     Chunks,
-    EvenSteps,
     Geometry,
     Json,
-    MessageSize,
-    Microbatches,
+    Latency,
     Name,
     Names,
-    Norm,
     Out,
     Reduction,
-    Stages,
+    SegmentSteps,
+    ShardHead,
     Steps,
     Times,
     UpdateTime,
@@ -50,7 +48,7 @@ class Form(StrEnum):
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Program file, or CSV of torch's form.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Program file.")],
     channel_capacity: Annotated[
         int | None,
         typer.Option(
@@ -64,7 +62,7 @@ def check(
     from asyncpp_cli.schedule_tools.programs import read_program
     from schedules import find_problems
 
-    program = read_program(file, steps=1)
+    program = read_program(file)
     problems = find_problems(program, channel_capacity=channel_capacity)
     for problem in problems:
         say(f"{file}: {problem}")
@@ -112,48 +110,6 @@ def draw(
     say(f"Wrote {out}")
 
 
-@app.command("import")
-def import_(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="CLASS|FILE", help="Schedule class of torch (ZBVZeroBubble, DualPipeV, ...) or CSV file."
-        ),
-    ],
-    stages: Stages = None,
-    microbatches: Microbatches = None,
-    chunks: Annotated[int, typer.Option(metavar="V", min=1, help="Stages per rank.")] = 1,
-    steps: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Steps of the program (default: as many as `compare` needs)."),
-    ] = None,
-    out: Out = None,
-) -> None:
-    """Write a schedule of torch.distributed.pipelining as a program file."""
-    from asyncpp_cli.schedule_tools.programs import is_file, read_program, refuse_huge
-    from schedules import ScheduleError
-    from schedules.io.program_file import to_text
-    from schedules.io.torch_lists import from_torch
-    from schedules.simulate import steps_to_measure
-
-    if is_file(source):
-        if steps is None:
-            one_step = read_program(Path(source), steps=1)
-            steps = steps_to_measure(stages=one_step.num_stages, microbatches=one_step.microbatches)
-        _write(to_text(read_program(Path(source), steps=steps)), out)
-        return
-    if stages is None or microbatches is None:
-        raise UserError(f"--stages and --microbatches are missing: torch's {source} needs both")
-    if steps is None:
-        steps = steps_to_measure(stages=stages * chunks, microbatches=microbatches)
-    refuse_huge(source, stages=stages * chunks, microbatches=microbatches, steps=steps)
-    try:
-        program = from_torch(source, stages=stages, microbatches=microbatches, chunks=chunks, steps=steps)
-    except ScheduleError as error:
-        raise UserError(str(error)) from error
-    _write(to_text(program), out)
-
-
 @app.command()
 @with_options
 def export(
@@ -162,18 +118,17 @@ def export(
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of the program.")] = 1,
     form: Annotated[
         Form,
-        typer.Option("--format", help="program, csv (torch's, synchronous only) or trace (for Perfetto)."),
+        typer.Option("--format", help="program, csv (torch's, synchronous only), or of a run trace."),
     ] = Form.PROGRAM,
     out: Out = None,
 ) -> None:
-    """Write a schedule as a program file, as torch's CSV, or as a Chrome trace.
+    """Write a schedule as a program file, or as torch's CSV.
 
-    DIR/RUN instead of NAME, with --format trace: the last steps that the run measured, with its memory.
+    DIR/RUN instead of NAME, with --format trace: a Chrome trace (for Perfetto) of the last steps that the run
+    measured, with its memory.
     """
     from asyncpp_cli.schedule_tools import programs as schedule_input
-    from asyncpp_cli.schedule_tools.programs import CostOptions
     from schedules import ScheduleError
-    from schedules.io.chrome_trace import chrome_trace
     from schedules.io.program_file import to_text
     from schedules.io.torch_lists import to_csv
 
@@ -187,18 +142,14 @@ def export(
             raise UserError(f"{name} is a run: leave out --stages, --microbatches, ...")
         _write(json.dumps(measured_trace(run_at(Path(name)))) + "\n", out)
         return
+    if form is Form.TRACE:
+        raise UserError(f"{name} is no run (DIR/RUN); accepted for a schedule: --format program or csv")
     schedule_input.refuse_untaken([name], geometry)
     program = schedule_input.program(name, geometry, steps=steps)
-    if form is Form.PROGRAM:
-        _write(to_text(program), out)
-    elif form is Form.TRACE:
-        trace = chrome_trace(schedule_input.timeline(program, CostOptions()), microseconds_per_unit=1e3)
-        _write(json.dumps(trace) + "\n", out)
-    else:
-        try:
-            _write(to_csv(program), out)
-        except ScheduleError as error:
-            raise UserError(str(error)) from error
+    try:
+        _write(to_text(program) if form is Form.PROGRAM else to_csv(program), out)
+    except ScheduleError as error:
+        raise UserError(str(error)) from error
 
 
 @app.command("list")
@@ -243,6 +194,7 @@ def show(
     geometry: Geometry,
     steps: Steps = 3,
     first_step: Annotated[int, typer.Option(metavar="K", min=0, help="First step to show.")] = 0,
+    shard_head: ShardHead = False,
     as_json: Json = False,
 ) -> None:
     """Show a schedule as a Gantt chart (forward 1, backward 2), with delay and memory of every stage.
@@ -255,8 +207,10 @@ def show(
     from schedules import analyze
 
     schedule_input.refuse_untaken([name], geometry)
-    program = schedule_input.program(name, geometry, steps=steps, first_step=first_step)
-    schedule_input.note_delay([name], geometry)
+    program = schedule_input.program(
+        name, geometry, steps=steps, first_step=first_step, shard_head=shard_head
+    )
+    schedule_input.note_delay([name], geometry, shard_head=shard_head)
     analysis = analyze(program)
     if as_json:
         _print_json(
@@ -284,6 +238,10 @@ def show(
     costs = CostOptions(head=float(program.head_shards))
     schedule_output.print_chart(schedule_input.timeline(program, costs))
     print()
+    with suppress(UserError):
+        # A file, or a schedule of one's own, may have no steady state.
+        [row] = schedule_input.comparison([name], geometry, costs, shard_head=shard_head)
+        show_line(schedule_output.described_step(row))
     schedule_output.show_analysis(program, analysis)
 
 
@@ -293,12 +251,10 @@ def compare(
     names: Names,
     geometry: Geometry,
     times: Times,
-    steps: EvenSteps = None,
+    steps: SegmentSteps = None,
+    latency: Latency = 0.0,
     update: UpdateTime = 0.0,
     reduction: Reduction = 0.0,
-    norm: Norm = 0.0,
-    message_size: MessageSize = 0.0,
-    bandwidth: Bandwidth = None,
     costs_of: Annotated[
         Path | None, typer.Option(metavar="DIR/RUN", help="Use the computing times that this run measured.")
     ] = None,
@@ -306,19 +262,17 @@ def compare(
 ) -> None:
     """Compare schedules under one cost model: bubble, time per step, delay and memory.
 
-    Times are in any one unit, for a rank's whole share of the model. With --costs-of they are in seconds, and
-    the run gives the numbers of stages and micro-batches unless you do.
+    Times are in any one unit, for a rank's whole share of the model; a whole backward takes as long as its
+    halves. With --costs-of they are in seconds, and the run gives the numbers of stages and micro-batches
+    unless you do.
     """
     from asyncpp_cli.schedule_tools import programs as schedule_input
     from asyncpp_cli.schedule_tools.programs import CostOptions
 
     measured = None
     if costs_of is not None:
-        computing = (times.forward, times.backward, times.input_half, times.weight_half, update)
-        if computing != (1.0, 2.0, None, None, 0.0):
-            raise UserError(
-                "--costs-of gives the computing times: leave out --forward, --backward, --update, ..."
-            )
+        if times != Times() or update:
+            raise UserError("--costs-of gives the computing times: leave out --forward, --update, ...")
         from asyncpp_cli.schedule_tools.programs import measured_run
 
         measured = measured_run(costs_of)
@@ -332,8 +286,7 @@ def compare(
         **vars(times),
         update=update,
         reduction=reduction,
-        norm=norm,
-        transfer=schedule_input.transfer_time(message_size, bandwidth),
+        latency=latency,
         measured=None if measured is None else measured.times,
     )
     rows = schedule_input.comparison(names, geometry, costs, steps=steps)

@@ -137,6 +137,6 @@ def test_every_option_that_takes_a_number_refuses_infinity_and_nan() -> None:
     assert len(parsers) > 15
     assert set(parsers.values()) == {finite}, parsers
     for text in ("nan", "inf", "-inf", "1e999", "ten"):
-        assert f"--backward: '{text}', accepted: a finite number" in refusal(
-            "schedule", "draw", "1f1b", "--stages", "2", "--backward", text, "--out", "x.svg"
+        assert f"--forward: '{text}', accepted: a finite number" in refusal(
+            "schedule", "draw", "1f1b", "--stages", "2", "--forward", text, "--out", "x.svg"
         )
