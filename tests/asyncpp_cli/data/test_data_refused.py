@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,12 @@ def break_line(file: Path) -> None:
     file.write_text("\n".join(lines))
 
 
-PACK = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress, "zst": zstandard.compress}
+PACK = {
+    "gz": partial(gzip.compress, mtime=0),
+    "xz": lzma.compress,
+    "bz2": bz2.compress,
+    "zst": zstandard.compress,
+}
 UTF_16 = "a\nb".encode("utf-16"), "a\nb".encode("utf-16-le")
 
 
