@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import shutil
+import stat
 import sys
 import sysconfig
 import tempfile
@@ -14,6 +16,10 @@ from pathlib import Path
 import schedules
 from stages.config.run_config import RunConfig
 from stages.config.segments import segment_program, sync_steps
+from stages.data.dataset import cache_folder
+
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""torch's variable for the folder of what it compiles; Triton's is below it."""
 
 
 def compile_refusal(config: RunConfig) -> str | None:
@@ -78,21 +84,49 @@ def missing_for_compile(*, device: str) -> str | None:
 
 
 def _unwritable_cache() -> str | None:
-    """Why torch cannot write what it compiles. Its own folder is below that of temporary files, and named
-    after the user, who may have no name in a container."""
-    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    """Why torch cannot write what it compiles, and runs when it finds it there; None: it is told where to.
+
+    Its usual folder is below that of temporary files and named after the user, so another user may have made
+    it. Where that is so, or others may write there, the one below our cache takes its place.
+    """
+    named = os.environ.get(_CACHE)
     try:
-        if not named:
-            getpass.getuser()
-        folder = Path(named or tempfile.gettempdir())
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = Path(named) if named else _usual_cache()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not named and not _is_own(folder):
+            cache = cache_folder()
+            if cache is None:
+                raise PermissionError(f"others may write to {folder}, and there is no home for another")
+            folder = cache / "torchinductor"
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _is_own(folder):
+                raise PermissionError(f"others may write to {folder}")
         tempfile.TemporaryFile(dir=folder).close()
+        os.environ[_CACHE] = str(folder)
     except (OSError, KeyError) as error:
         return (
             f"what is compiled cannot be written to {named or 'the folder of temporary files'} ({error}); "
-            "another folder can be named by TORCHINDUCTOR_CACHE_DIR"
+            f"another folder can be named by {_CACHE}"
         )
     return None
+
+
+def _usual_cache() -> Path:
+    """torch's own default."""
+    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    return Path(tempfile.gettempdir()) / f"torchinductor_{user}"
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether only this user decides what is in a folder: no link, and others may not write or rename it."""
+    own, above = folder.lstat(), folder.parent.stat()
+    replaceable = above.st_mode & 0o002 and not above.st_mode & stat.S_ISVTX
+    return (
+        stat.S_ISDIR(own.st_mode)
+        and own.st_uid == os.geteuid()
+        and not own.st_mode & 0o022
+        and not replaceable
+    )
 
 
 def _cpp_compilers() -> tuple[str, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +28,7 @@ from support.small_runs import (
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
+from torch._inductor.runtime import cache_dir_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
 from schedules import FAMILY
@@ -221,6 +225,62 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     missing = missing_for_compile(device="cpu")
     assert missing is not None
     assert "TORCHINDUCTOR_CACHE_DIR" in missing
+
+
+def world_writable(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+
+
+def group_writable(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o775)
+
+
+def linked(folder: Path) -> None:
+    (folder.parent / "elsewhere").mkdir()
+    folder.symlink_to("elsewhere")
+
+
+def in_a_folder_of_all(folder: Path) -> None:
+    folder.mkdir()
+    folder.parent.chmod(0o777)
+
+
+def of_another_user(folder: Path) -> None:
+    folder.mkdir(mode=0o755)
+    try:
+        os.chown(folder, 54321, 54321)
+    except PermissionError:
+        pytest.skip("not root")
+
+
+@pytest.mark.parametrize(
+    "make", [world_writable, group_writable, linked, in_a_folder_of_all, of_another_user]
+)
+def test_a_cache_that_others_may_write_is_left(
+    make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever made it could have any of its code run: torch loads what it finds there."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "restored at the end")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("ASYNCPP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    usual = Path(cache_dir_utils.default_cache_dir())
+    assert missing_for_compile(device="cpu") is None
+    assert (cache_dir_utils.cache_dir(), usual.stat().st_mode & 0o777) == (str(usual), 0o700)
+    usual.rmdir()
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    make(usual)
+    assert missing_for_compile(device="cpu") is None
+    assert cache_dir_utils.cache_dir() == str(tmp_path / "cache" / "torchinductor")
+    assert (tmp_path / "cache" / "torchinductor").stat().st_mode & 0o777 == 0o700
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    (tmp_path / "cache" / "torchinductor").chmod(0o777)
+    missing = missing_for_compile(device="cpu")
+    assert missing is not None
+    assert f"others may write to {tmp_path}/cache/torchinductor" in missing
 
 
 class OfMatrices(Operators):
