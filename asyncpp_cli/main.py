@@ -7,13 +7,14 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.main
 
 from asyncpp_cli.base.console import abandon_output, make_fit, say
-from asyncpp_cli.base.errors import FAILED, WRONG, refusal_of
+from asyncpp_cli.base.errors import FAILED, WRONG, UserError, refusal_of
 from asyncpp_cli.commands.machine import data
 from asyncpp_cli.commands.machine.doctor import doctor
 from asyncpp_cli.commands.machine.plan import plan
@@ -125,13 +126,29 @@ def main() -> None:
     """
     make_fit()
     try:
-        code = click_command()(prog_name="asyncpp", standalone_mode=False)
+        words = [_with_home(word) for word in sys.argv[1:]]
+        code = click_command()(words, prog_name="asyncpp", standalone_mode=False)
         sys.stdout.flush()
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:  # a panic of a Rust library is not an `Exception`
         _exit_for(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _with_home(word: str) -> str:
+    """A word of the command line with `~` for a home folder expanded: shells leave it in `--out=~/x`.
+
+    Raises:
+        UserError: no home folder is known.
+    """
+    option, equals, path = word.partition("=") if word.startswith("-") else ("", "", word)
+    if not re.fullmatch(r"~[^/=]*/.*|~", path, re.DOTALL):
+        return word
+    try:
+        return f"{option}{equals}{Path(path).expanduser()}"
+    except RuntimeError:
+        raise UserError(f"{word}: no such home folder is known; set HOME, or write ./{path}") from None
 
 
 def _exit_for(error: BaseException) -> NoReturn:

@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
 import omegaconf
@@ -22,25 +23,29 @@ from asyncpp_cli.runs.settings import SECTIONS, SettingError, check_key, items
 from stages.config.run_config import RunConfig
 
 
-def _mul(*factors: Any) -> Any:
-    return _whole(math.prod(map(_number, factors)))
+def _mul(*factors: Any) -> Any:  # OmegaConf would check another type
+    return _plain(math.prod(map(_number, factors), start=Fraction(1)))
 
 
 def _div(*numbers: Any) -> Any:
     if len(numbers) != 2:
         raise TypeError("div takes two numbers")
-    return _whole(_number(numbers[0]) / _number(numbers[1]))
+    dividend, divisor = map(_number, numbers)
+    if not divisor:
+        raise ZeroDivisionError("division by zero")
+    return _plain(dividend / divisor)
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+def _number(value: Any) -> Fraction:
+    """A number as it is written: 0.1 is a tenth."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise TypeError(f"{value!r} is not a number")
-    return value
+    return Fraction(str(value))
 
 
-def _whole(number: float) -> float:
+def _plain(number: Fraction) -> float:
     """An integer where the number is one, so that a key of integers accepts it."""
-    return int(number) if float(number).is_integer() else number
+    return number.numerator if number.denominator == 1 else float(number)
 
 
 _ARITHMETIC: Mapping[str, Callable[..., Any]] = {"mul": _mul, "div": _div}

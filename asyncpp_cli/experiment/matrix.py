@@ -23,11 +23,17 @@ from asyncpp_cli.experiment.interpolation import is_interpolated, resolve
 from asyncpp_cli.experiment.own_code import NOTHING, Confirmed, check_confirmed
 from asyncpp_cli.experiment.shipped import MODEL_SHAPE, recommended_settings, template_names
 from asyncpp_cli.experiment.speed_runs import loss_givers
-from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, settings_of
+from asyncpp_cli.experiment.template import (
+    SHORTHANDS,
+    Settings,
+    Template,
+    accepted_values,
+    conditions,
+    settings_of,
+)
 from asyncpp_cli.runs.experiment_folder import Cell
 from asyncpp_cli.runs.run_folder import HASH_DIGITS
 from asyncpp_cli.runs.settings import (
-    LIST_KEYS,
     SettingError,
     config_hash,
     get,
@@ -211,7 +217,11 @@ def _axis_keys(template: Template) -> list[str]:
 
 
 def _configs(template: Template) -> Iterator[tuple[RunConfig, Settings]]:
-    """Each cell's configuration, and the settings of the template that it has."""
+    """Each cell's configuration, and the settings of the template that it has.
+
+    Says which conditions of the template match no cell.
+    """
+    idle = conditions(template)
     base, base_layer = _applied(RunConfig(), template.base, {}, template, where="")
     points: Iterator[tuple[Settings, bool]] = itertools.chain(
         ((point, True) for point in _product(template)), ((point, False) for point in template.include)
@@ -219,11 +229,19 @@ def _configs(template: Template) -> Iterator[tuple[RunConfig, Settings]]:
     for point, in_product in points:
         where = "matrix: " if in_product else "include: "
         config, pending = _applied(base, point, base_layer, template, where=where)
-        if in_product and any(_matches(config, pending, each, template) for each in template.exclude):
+        excluding = [
+            f"exclude[{number}]"
+            for number, each in enumerate(template.exclude)
+            if in_product and _matches(config, pending, each, template)
+        ]
+        for place in excluding:
+            idle.pop(place, None)
+        if excluding:
             continue
         settings = template.base | point
-        for override in template.overrides:
+        for number, override in enumerate(template.overrides):
             if _matches(config, pending, override.when, template):
+                idle.pop(f"overrides[{number}].when", None)
                 config, pending = _applied(config, override.set, pending, template, where="overrides: ")
                 settings |= override.set
         model = settings.get("model")
@@ -244,6 +262,9 @@ def _configs(template: Template) -> Iterator[tuple[RunConfig, Settings]]:
         if config.model.init is not None:
             config = changed(config, _pinned_initial_weights(config.model, template))
         yield config, settings
+    for place, condition in idle.items():
+        shown = {key: " or ".join(map(str, accepted_values(key, each))) for key, each in condition.items()}
+        say(f"note: {template.source}: {place} ({describe(shown)}) matches no cell")
 
 
 def _with_full_paths(data: DataConfig) -> DataConfig:
@@ -430,14 +451,9 @@ def _has_value(config: RunConfig, pending: Settings, key: str, accepted: Any, te
             return settings_of(key, value, folder=template.folder)[dotted]
         return typed(dotted, resolve({**pending, dotted: value}, config, template.variables)[dotted])
 
-    is_list = isinstance(accepted, list)
-    is_one_list_value = is_list and dotted in LIST_KEYS and accepted and isinstance(accepted[0], int | float)
     try:
         actual = plain(pending[dotted]) if dotted in pending else get(config, dotted)
-        return any(
-            actual == plain(value)
-            for value in (accepted if is_list and not is_one_list_value else [accepted])
-        )
+        return any(actual == plain(value) for value in accepted_values(key, accepted))
     except SettingError as error:
         raise UserError(f"{template.source}: {error.key}: {error}") from error
 

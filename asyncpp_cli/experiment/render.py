@@ -232,7 +232,8 @@ def _write_description(experiment: Experiment, template: Template) -> None:
     source = Path(template.source)
     # Sweeping again what it was resolved to does not replace the user's own text.
     if source.name != experiment.resolved_template.name or not experiment.own_template.is_file():
-        write_bytes(experiment.own_template, source.read_bytes())
+        own = source.read_bytes() if template.text is None else template.text.encode()
+        write_bytes(experiment.own_template, own)
     write_text(experiment.resolved_template, text_of(template))
     write_experiment(experiment)
 

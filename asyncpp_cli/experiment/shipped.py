@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.interpolation import resolved_file
 from asyncpp_cli.experiment.yaml_data import read_mapping
 from asyncpp_cli.runs.settings import SettingError, flatten, holds_text, typed, unset_keys
+from stages.config.keys import unknown
 from stages.config.run_config import RunConfig
 
 TEMPLATES_FOLDER = Path(__file__).parents[2] / "templates"
@@ -42,18 +44,25 @@ def find_template(folder: str, name: str, *, beside: Path | None) -> Path:
     """
     if name in template_names(folder):
         return TEMPLATES_FOLDER / folder / f"{name}.yaml"
+    path = Path(name).expanduser()
     for start in (beside, Path()):
-        if start is not None and (start / name).is_file():
-            return start / name
+        if start is not None and (start / path).is_file():
+            return start / path
     names = template_names(folder)
     if folder == "experiments" and name in template_names("models"):
         raise UserError(f"{name} is a model, not an experiment: asyncpp sweep quickstart model={name}")
+    raise UserError(f"{TEMPLATE_KINDS[folder]} template {not_found(name, names)}, or the path of a YAML file")
+
+
+def not_found(name: str, names: Collection[str]) -> str:
+    """Why there is no template of this name, or no file; with the names that are accepted."""
+    path = Path(name).expanduser()
+    if "/" not in name and path.suffix not in (".yaml", ".yml"):
+        return unknown(name, names)
+    kind = "a folder" if path.is_dir() else "not a regular file"
+    problem = f"is {kind}" if path.exists() else "does not exist"
     near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise UserError(
-        f"unknown {TEMPLATE_KINDS[folder]} template {name!r}; "
-        f"{hint}accepted: {', '.join(names)}, or the path of a YAML file"
-    )
+    return f"{name} {problem}; {f'did you mean {near[0]}? ' if near else ''}accepted: {', '.join(names)}"
 
 
 MODEL_SHAPE = frozenset(

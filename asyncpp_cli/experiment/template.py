@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,12 @@ class Template:
     speed_steps: int | None
     """Steps of synchronous cells whose loss another cell gives (`speed_runs`); None: all cells train to their
     end."""
+    text: str | None = None
+    """What came through a pipe; None: the text is that of the file `source`."""
 
 
-_OWN_KEYS = tuple(each.name for each in fields(Template) if each.name not in ("source", "folder"))
+_NO_KEYS = ("source", "folder", "text")
+_OWN_KEYS = tuple(each.name for each in fields(Template) if each.name not in _NO_KEYS)
 """Keys of a template that are no settings; in its file `base` names the template that it starts from."""
 
 
@@ -144,7 +148,9 @@ def load(name: str, changes: Iterable[str]) -> Template:
     Raises:
         UserError: there is no such template, or its content or a change is not accepted.
     """
-    template = _loaded(find_template("experiments", name, beside=None), ())
+    text = _piped(name)
+    file = _PIPE if text is not None else find_template("experiments", name, beside=None)
+    template = _loaded(file, (), text)
     changed = set()
     for change in changes:
         template = _changed(template, change)
@@ -152,7 +158,20 @@ def load(name: str, changes: Iterable[str]) -> Template:
         key = canonical(rest) if section == "matrix" else canonical(f"{section}.{rest}".rstrip("."))
         changed.add(("matrix: " if section == "matrix" else "", key))
     refuse_all(_mistakes(template, changed))
-    return template
+    return replace(template, text=text)
+
+
+_PIPE = Path("piped template")
+"""Stands for the file of a template that comes through a pipe; paths in it are relative to this folder."""
+
+
+def _piped(name: str) -> str | None:
+    """The text of a template that comes through a pipe, `-` or `<(command)`; None if it is in a file."""
+    if name == "-":
+        return sys.stdin.read()
+    # A named pipe may have no writer: reading it would wait.
+    is_pipe = name.startswith(("/dev/", "/proc/")) and Path(name).is_fifo()
+    return Path(name).read_text(encoding="utf-8") if is_pipe else None
 
 
 def _mistakes(template: Template, changed: Collection[tuple[str, str]]) -> list[str]:
@@ -171,13 +190,13 @@ def _mistakes(template: Template, changed: Collection[tuple[str, str]]) -> list[
     ]
     settings = [(where, *item) for where, each in places for every in each for item in every.items()]
     problems: dict[str, str] = {}
-    conditions = {f"exclude[{number}]": each for number, each in enumerate(template.exclude)}
-    conditions |= {f"overrides[{number}].when": each.when for number, each in enumerate(template.overrides)}
-    for where, key in ((where, key) for where, condition in conditions.items() for key in condition):
-        try:
-            _check_known(key)
-        except SettingError as error:
-            problems[f"{where}: {key}"] = f"{template.source}: {where}: {error.key}: {error}"
+    given = {key for _, key, _ in settings}
+    settings += [
+        (f"{where}: ", key, value)
+        for where, condition in conditions(template).items()
+        for key, accepted in condition.items()
+        for value in accepted_values(key, accepted)
+    ]
     for where, key, value in settings:
         source = "command line" if (where, key) in changed else template.source
         if key == "model" and is_interpolated(value):
@@ -189,19 +208,32 @@ def _mistakes(template: Template, changed: Collection[tuple[str, str]]) -> list[
                     raise SettingError(dotted, reason)
         except SettingError as error:
             hint = ""
-            if not where and key.partition(".")[0] not in (*SECTIONS, "seed"):
+            if not where and key.partition(".")[0] not in (*SECTIONS, "seed") and not _misspelt(key):
                 hint = f" (also: {', '.join(_OWN_KEYS)})"
             # A change of the command line stands in several places.
             line = f"{source}: {where}{error.key}: {error}{hint}"
             problems.setdefault(f"{error.key}: {error}", line)
         except UserError as error:
             problems[str(error)] = f"{source}: {where}{key}: {error}"
-    if problems:
-        given = {key for _, key, _ in settings}
+    if problems and not any(map(_misspelt, template.base)):
         for key, names in (("schedule", tuple(schedules.KNOWN)), ("optimizer", OPTIMIZERS)):
             if key not in given:
                 problems[key] = f"{template.source}: {key} is not set; accepted: {', '.join(names)}"
     return list(problems.values())
+
+
+def conditions(template: Template) -> dict[str, dict[str, Any]]:
+    """The conditions on cells in a template, by their place."""
+    found = {f"exclude[{number}]": each for number, each in enumerate(template.exclude)}
+    return found | {f"overrides[{number}].when": each.when for number, each in enumerate(template.overrides)}
+
+
+def accepted_values(key: str, accepted: Any) -> list[Any]:
+    """The values that a condition accepts for a key: one, or each of a list."""
+    if not isinstance(accepted, list):
+        return [accepted]
+    is_one_value = key in LIST_KEYS and accepted and isinstance(accepted[0], int | float)
+    return [accepted] if is_one_value else accepted
 
 
 _CATALOGUES = {
@@ -213,7 +245,16 @@ _CATALOGUES = {
 """Names that keys accept."""
 
 
+def _misspelt(key: str) -> str | None:
+    """The key of a template that the first part of an unknown key misspells: `matrix` for `matrx.seed`."""
+    head = key.partition(".")[0]
+    near = difflib.get_close_matches(head, (*_OWN_KEYS, *SECTIONS, "seed"), n=1, cutoff=0.7)
+    return near[0] if near and head != near[0] in _OWN_KEYS else None
+
+
 def _check_known(key: str) -> None:
+    if near := _misspelt(key):
+        raise SettingError(key.partition(".")[0], f"unknown key; did you mean {near}?")
     if key in SECTIONS and key not in SHORTHANDS:
         raise SettingError(key, f"is a section: set {key}.{SECTIONS[key][0]} or another of its keys")
     check_key(SHORTHANDS.get(key, key))
@@ -226,16 +267,17 @@ def _refusal(key: str, value: Any) -> str | None:
     return refusal(key, value)
 
 
-def _loaded(file: Path, heirs: tuple[Path, ...]) -> Template:
+def _loaded(file: Path, heirs: tuple[Path, ...], text: str | None = None) -> Template:
     """The template in a file, over the one that it starts from.
 
     Args:
         file: of the template.
         heirs: the files that start from this one.
+        text: what came through a pipe in place of the file.
     """
     if file.resolve() in heirs:
         raise UserError(f"{file}: base: the template starts from itself")
-    content = read_mapping(file, holds_text=_holds_text)
+    content = read_mapping(file, holds_text=_holds_text, text=text)
     if (base := content.pop("base", None)) is None:
         return _read(content, file=file)
     try:
@@ -409,6 +451,8 @@ def _changed(template: Template, change: str) -> Template:
         content[section][canonical(rest)] = value
     elif section in _OWN_KEYS:
         raise UserError(f"{change}: set {section} as a whole ({section}=...)")
+    elif near := _misspelt(key):
+        raise UserError(f"{change}: unknown key; did you mean {near}{key.removeprefix(section)}?")
     else:
         _set_everywhere(content, canonical(key), value)
     return _read(content, file=Path(template.source))
@@ -465,8 +509,7 @@ def _content(template: Template, *, beside: Path | None = None) -> dict[str, Any
         template: to write.
         beside: the folder of the file; None: the template's own.
     """
-    content = asdict(template)
-    del content["source"], content["folder"]
+    content = {key: value for key, value in asdict(template).items() if key not in _NO_KEYS}
     if beside is not None and beside != template.folder:
         for settings in (content["base"], content["matrix"], *content["include"]):
             if "model" in settings:

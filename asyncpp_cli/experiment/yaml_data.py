@@ -35,15 +35,20 @@ _HASH = "\ufffd"
 """Replaces # to read a text as if it had no comments."""
 
 
-def read_mapping(file: Path, *, holds_text: HoldsText = _nothing) -> dict[str, Any]:
+def read_mapping(file: Path, *, holds_text: HoldsText = _nothing, text: str | None = None) -> dict[str, Any]:
     """The mapping in a YAML file; all keys are text.
+
+    Args:
+        file: to read.
+        holds_text: whether a place in it holds text.
+        text: what came through a pipe in place of the file.
 
     Raises:
         UserError: the file does not exist, is not YAML, or holds more than data.
         DamagedError: it cannot be read, or is too large for a template.
     """
     try:
-        text = read_text(file, most=_LARGEST)
+        text = read_text(file, most=_LARGEST) if text is None else text
     except FileNotFoundError as error:
         raise UserError(f"{file} cannot be read ({error.strerror})") from error
     content = _read(text, where=str(file), holds_text=holds_text)

@@ -12,13 +12,13 @@ from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.own_code import Confirmed, check_confirmed, confirmed
 from asyncpp_cli.experiment.shipped import (
     model_settings,
+    not_found,
     read_model,
     recommended_settings,
     template_names,
 )
 from asyncpp_cli.experiment.template import load, parse_setting, settings_of
 from asyncpp_cli.runs.settings import SettingError, with_settings
-from stages.config.keys import unknown
 from stages.config.limits import check_limits
 from stages.config.run_config import RunConfig, tokens_per_step
 from stages.validation import ConfigError, check_model, check_optimizer
@@ -61,7 +61,7 @@ def base_of(what: str, changes: Sequence[str], *, allow_code: Sequence[str] = ()
     if what in template_names("experiments") or Path(what).is_file():
         return _of_experiment(what, changes, by_user)
     names = [*template_names("models"), *template_names("experiments")]
-    raise UserError(f"model or experiment template {unknown(what, names)}, or the path of a YAML file")
+    raise UserError(f"model or experiment template {not_found(what, names)}, or the path of a YAML file")
 
 
 def _check(config: RunConfig, what: str) -> None:

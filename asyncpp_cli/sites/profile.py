@@ -20,12 +20,11 @@ from typing import Annotated, Any, Literal
 from asyncpp_cli.base.console import refuse_all
 from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.experiment.interpolation import resolved_file
-from asyncpp_cli.experiment.shipped import find_template, template_names
+from asyncpp_cli.experiment.shipped import find_template, not_found, template_names
 from asyncpp_cli.experiment.yaml_data import read_mapping
 from asyncpp_cli.runs.settings import SettingError, holds_text, typed
 from asyncpp_cli.sites import sbatch_flags
 from asyncpp_cli.sites.containers import Container, ContainerError, check_container
-from stages.config.keys import unknown
 from stages.config.records import Count, Meta, converted
 
 LOCAL = "local"
@@ -170,7 +169,7 @@ def find_site(name: str) -> Site:
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return read_site(path, name=path.stem)
     raise UserError(
-        f"--site: {unknown(name, sorted(files))}, the path of a YAML file, or a "
+        f"--site: {not_found(name, sorted(files))}, the path of a YAML file, or a "
         f"profile of your own as {user_folder() / (path.stem + '.yaml')}"
     )
 

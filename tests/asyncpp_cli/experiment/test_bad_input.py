@@ -53,10 +53,25 @@ ADDED = [
     ("optimizer.lr: '${seed'", ["not accepted"]),
     ("variables: {a: {b: 1}}", ["variables.a"]),
     ("base: mine.yaml", ["base", "starts from itself"]),
-    ("base: no-such", ["unknown experiment template 'no-such'"]),
+    ("base: no-such", ["experiment template 'no-such' is not known"]),
     ("exclude: [{model: {base: nano}}]", ["exclude[0]", "model", "name"]),
     ("name: &a [*a]", ["100,000"]),
+    ("base: no-such.yaml", ["experiment template no-such.yaml does not exist; accepted: "]),
+    ("matrx: {seed: [0, 1]}", ["mine.yaml: matrx: unknown key; did you mean matrix?"]),
+    ("overides: [{set: {seed: 1}}]", ["mine.yaml: overides: unknown key; did you mean overrides?"]),
     ("overrides: [{when: {schedul: 2bw}, set: {seed: 1}}]", ["overrides[0].when", "schedul"]),
+    ("overrides: [{when: {matrix.seed: 1}, set: {seed: 1}}]", ["overrides[0].when", "matrix.seed"]),
+    (
+        "overrides: [{when: {schedule: [1f1b, 2bww]}, set: {seed: 1}}]",
+        ["overrides[0].when: schedule.name: '2bww' is not known; did you mean 2bw?"],
+    ),
+    ("exclude: [{model: nanoo}]", ["exclude[0]: model", "did you mean nano?"]),
+    (
+        "exclude: [{train.microbatch_size: 0}]",
+        ["exclude[0]: train.microbatch_size: is 0"],
+    ),
+    ("exclude: [{train.precision: bfloat}]", ["exclude[0]: train.precision: 'bfloat' is not known"]),
+    ("exclude: [{optimizer.lr: fast}]", ["exclude[0]: optimizer.lr: must be a number"]),
     ("overrides: [{when: {schedule: 2bw}}]", ["overrides[0]", "set"]),
     ("exclude: [{}]", ["exclude[0]"]),
     ("exclude: [{schedule: 2bw}]", ["no cell left"]),
@@ -78,8 +93,8 @@ CHANGED = [
     ("schedule=3bw", ["schedule.name", "3bw", "1f1b", "2bw"]),
     ("optimizer=adamv", ["optimizer.name", "adamv", "did you mean adamw?", "muon"]),
     ("correction.name=error-feedback", ["is set by error_feedback.coefficient", "weight-prediction"]),
-    ("model=huge", ["command line: model: unknown model", "huge", "nano", "135m"]),
-    ("matrix.model=[nano,huge]", ["command line: matrix: model: unknown model", "huge"]),
+    ("model=huge", ["command line: model: model template 'huge' is not known", "nano", "135m"]),
+    ("matrix.model=[nano,huge]", ["command line: matrix: model: model template 'huge'"]),
     ("matrix.seed=[0,0]", ["same run"]),
     ("seed=017", ["seed", "base eight, 15"]),
     ("matrix.seed=[1:30]", ["1:30"]),
@@ -95,6 +110,9 @@ CHANGED = [
     ("model={base: nanoo}", ["did you mean nano"]),
     ("train.stepz=3", ["error: command line: train.stepz: unknown key; did you mean train.steps"]),
     ("matrix.seed=[]", ["seed", "no values"]),
+    ("matrx.seed=[0,1]", ["matrx.seed=[0,1]: unknown key; did you mean matrix.seed?"]),
+    ("model=no/such.yaml", ["model: model template no/such.yaml does not exist"]),
+    ("exclude=[{optimizer: adamv}]", ["exclude[0]: optimizer.name", "did you mean adamw?"]),
     ("train.steps", ["train.steps", "KEY=VALUE"]),
     ("train.steps=[1", ["train.steps", "not YAML"]),
     ("seed=[0,1]", ["matrix.seed"]),
@@ -217,7 +235,12 @@ def test_an_unknown_template_is_refused_with_those_there_are(tmp_path: Path) -> 
     binary.write_bytes(b"\xff\xfe\x00")
     assert str(binary) in refusal("sweep", binary, "--out", tmp_path / "out")
     os.mkfifo(tmp_path / "pipe.yaml")
-    assert "unknown experiment template" in refusal("sweep", tmp_path / "pipe.yaml", "--list")
+    for name, says in (
+        ("pipe.yaml", "is not a regular file"),
+        ("", "is a folder"),
+        ("x", "does not exist"),
+    ):
+        assert f"{tmp_path / name} {says}" in refusal("sweep", tmp_path / name, "--list")
     with pytest.raises(DamagedError, match="not a regular file"):
         read_mapping(tmp_path / "pipe.yaml")
 

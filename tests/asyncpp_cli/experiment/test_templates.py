@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.command_line import succeeded
+from support.command_line import ASYNCPP, ran, refusal, succeeded
 from support.templates import cells_of
 
 from asyncpp_cli.base.errors import UserError
@@ -163,6 +164,11 @@ START: dict[str, Any] = {
     ("changes", "key", "expected"),
     [
         (["optimizer.lr=${mul:0.5,${optimizer.final_lr}}"], "optimizer.lr", 0.05),
+        (["optimizer.lr=${mul:0.1,3}"], "optimizer.lr", 0.3),
+        (["optimizer.lr=${mul:1e-3,1.1,1.1}"], "optimizer.lr", 0.00121),
+        (["optimizer.lr=${div:0.3,3}"], "optimizer.lr", 0.1),
+        (["optimizer.lr=${div:1,3}"], "optimizer.lr", 1 / 3),
+        (["train.steps=${mul:0.07,100}"], "train.steps", 7),
         (["train.steps=${div:${variables.tokens},1024}"], "train.steps", 20),
         (["optimizer.warmup=${div:2,${train.steps}}"], "optimizer.warmup", 0.2),
         # Resolved when all settings of the cell are known, in whatever order they were given.
@@ -212,6 +218,68 @@ def test_conditions_see_what_is_resolved(tmp_path: Path) -> None:
     }
     rates = {cell.config.train.steps: cell.config.optimizer.lr for cell in cells_of(tmp_path, content)}
     assert rates == {10: 2e-3, 30: 1 / 30}
+
+
+def test_a_condition_without_effect_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = START | {
+        "exclude": [{"schedule": "1f1b", "seed": 1}, {"schedule": ["gpipe", "paci"]}, {"seed": [1, 7]}],
+        "overrides": [
+            {"set": {"optimizer.lr": 1e-3}},
+            {"when": {"optimizer": "lion"}, "set": {"optimizer.lr": 1e-4}},
+            {"when": {"optimizer.lr": 1e-3, "seed": 0}, "set": {"train.steps": 20}},
+            # Its cells are excluded.
+            {"when": {"seed": 1}, "set": {"train.steps": 20}},
+        ],
+    }
+    assert len(cells_of(tmp_path, content)) == 2
+    said = [line.partition("template.yaml: ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert said == [
+        "exclude[1] (schedule=gpipe or paci) matches no cell",
+        "overrides[1].when (optimizer=lion) matches no cell",
+        "overrides[3].when (seed=1) matches no cell",
+    ]
+
+
+def test_a_path_may_begin_with_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home" / "shape.yaml").write_text(yaml.safe_dump(SHAPE))
+    for name in ("text", "other"):
+        (tmp_path / "home" / name).write_text(f"some {name} words to train on; " * 400)
+    content = START | {
+        "matrix": {"schedule": ["2bw"], "model": ["~/shape.yaml", {"base": "~/shape.yaml", "layers": 4}]},
+        "exclude": [],
+        "data": {"context": 128, "path": "~/text", "validation": {"other": "~/other"}},
+    }
+    (tmp_path / "home" / "first.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "second.yaml").write_text("base: ~/first.yaml")
+    first, second = expand(load("second.yaml", []))
+    assert (first.config.model.width, second.config.model.layers) == (64, 4)
+    text, other = (str(tmp_path / "home" / name) for name in ("text", "other"))
+    assert (first.config.data.path, first.config.data.validation) == (text, {"other": other})
+    # A shell expands `~` at the beginning of a word alone.
+    succeeded("sweep", "~/first.yaml", "--out=~/out", "data.validation.more=~/other")
+    succeeded("sweep", "second.yaml", "model=~/shape.yaml", "--out=~/three")
+    succeeded("status", "~/out")
+    assert {each.name for each in (tmp_path / "home").iterdir()} >= {"out", "three"}
+    assert {each.name for each in tmp_path.iterdir()} == {"home", "second.yaml"}
+    assert "no such home folder is known" in refusal("sweep", "second.yaml", "--out=~no.such/x")
+    # `~` before a key removes it.
+    succeeded("sweep", "second.yaml", "~train.microbatch_size", "--list")
+
+
+def test_a_template_may_come_through_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shape.yaml").write_text(yaml.safe_dump(SHAPE))
+    text = f"# My own words.\n{yaml.safe_dump(START | {'model': 'shape.yaml', 'exclude': []})}"
+    (tmp_path / "text").write_text(text)
+    program = shlex.join(ASYNCPP)
+    for out, command in (("one", "sweep - {} <text"), ("two", "sweep <(cat text) {}")):
+        done = ran("bash", "-c", f"{program} {command.format(f'seed=3 --out {out}')}")
+        assert (done.code, done.errors) == (0, f"Wrote 2 runs to {out}. Next: asyncpp launch {out}\n"), done
+        assert (tmp_path / out / "template.yaml").read_text() == text
+    assert "piped template: stdin" in ran("bash", "-c", f"echo 'stdin: 3' | {program} sweep - --list").errors
 
 
 def test_a_template_may_start_from_another(tmp_path: Path) -> None:
