@@ -66,7 +66,7 @@ def replay_of_one_stage(config: RunConfig) -> Callable[[int], None]:
     rows = []
 
     def on_step(result: StepResult) -> None:
-        rows.append(json.dumps(step_row(result, tokens=0, seconds=result.time)))
+        rows.append(step_row(result, tokens=0, seconds=result.time).encoded())
 
     (rank,) = build_ranks(
         config,

@@ -1,5 +1,4 @@
-"""The rows of a run's metrics, and the one process that writes them: the one that knows the loss.
-docs/run-folder.md describes their fields."""
+"""Writing the rows of a run's metrics: the one process does that knows the loss."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import platform
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -24,20 +23,31 @@ from stages.memory.measure import RankMemory, memory_fields
 from stages.model.compiler import compiles_here
 from stages.pipeline.evaluation import ValidationLoss
 from stages.pipeline.timeline import Meeting, timeline
+from stages.rows import (
+    End,
+    Evaluation,
+    Experts,
+    Numbers,
+    Pause,
+    Row,
+    Segment,
+    SetLoss,
+    Source,
+    Start,
+    Step,
+    ValidationSet,
+)
 from stages.shape.families import describe
-from stages.update.balance import BlockLoad
 from stages.update.rank_stats import RankTrace, StageTrace, StepResult
 
-Row = dict[str, Any]
 _T = TypeVar("_T")
 
 
 class Recorder(Protocol):
     """Receives a run's measurements. Only the rank of the last stage, which has the loss, calls it."""
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Append a row to the run's metrics; its `kind` is start, step, eval, segment, pause or
-        end."""
+    def append(self, row: Row) -> None:
+        """Append a row to the run's metrics."""
 
     def timeline(self, timeline: Mapping[str, Any]) -> None:
         """Replace the timeline: when the ranks performed the latest actions of a segment."""
@@ -101,7 +111,7 @@ class Rows:
         self.val_losses: list[float] = []
         self._heartbeat = (0, 0.0)
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: Row) -> None:
         """Append a row, if this process writes."""
         if self._recorder is not None:
             self._recorder.append(row)
@@ -123,36 +133,37 @@ class Rows:
         self._heartbeat = (updates, time.perf_counter())
         config, headline = self._config, corpus.held_out(self._config.data.headline)
         self.write(
-            {
-                "kind": "start",
-                "step": step,
-                "updates": updates,
-                "time": time.time(),
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-                "host": socket.gethostname(),
-                "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-                "threads": config.site.threads,
-                "replayed": self._replayed,
-                "shared_gpu": shared_gpu,
-                "compiled": compiles_here(config, device=device.type),
-                "warm_up_seconds": warm_up_seconds,
-                "parameters": sum(stage_parameters),
-                "active_parameters": sum(stage_parameters) - describe(config.model).idle_count,
-                "stage_parameters": list(stage_parameters),
-                "rank_of_stage": list(rank_of_stage),
-                "microbatches": config.schedule.microbatches,
-                "microbatch_size": config.train.microbatch_size,
-                "context": config.data.context,
-                "tokens_per_step": tokens_per_step(config),
-                "bytes_per_token": headline.bytes_per_token,
-                "unigram_bits_per_byte": headline.unigram_bits_per_byte,
-                "corpus_sha256": corpus.sha256,
-                **_sources(corpus),
-                **_validation_sets(config, corpus),
-                **_attention(config, corpus),
-                "code_sha256": {section: code_sha256(files) for section, files in own_code(config).items()},
-            }
+            Start(
+                step=step,
+                updates=updates,
+                time=time.time(),
+                torch=str(torch.__version__),
+                python=platform.python_version(),
+                host=socket.gethostname(),
+                device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+                threads=config.site.threads,
+                replayed=self._replayed,
+                shared_gpu=shared_gpu,
+                compiled=compiles_here(config, device=device.type),
+                warm_up_seconds=warm_up_seconds,
+                parameters=sum(stage_parameters),
+                active_parameters=sum(stage_parameters) - describe(config.model).idle_count,
+                stage_parameters=list(stage_parameters),
+                rank_of_stage=list(rank_of_stage),
+                microbatches=config.schedule.microbatches,
+                microbatch_size=config.train.microbatch_size,
+                context=config.data.context,
+                tokens_per_step=tokens_per_step(config),
+                bytes_per_token=headline.bytes_per_token,
+                unigram_bits_per_byte=headline.unigram_bits_per_byte,
+                corpus_sha256=corpus.sha256,
+                sources=_sources(corpus),
+                validation=_validation_sets(config, corpus),
+                attention_share=attention_share(corpus, context=config.data.context)
+                if config.data.document_mask
+                else None,
+                code_sha256={section: code_sha256(files) for section, files in own_code(config).items()},
+            )
         )
 
     def step(self, result: StepResult, *, seconds: float) -> None:
@@ -178,25 +189,24 @@ class Rows:
         periods = max(0, len(traces[self._writer].update_times) - 1)
         timed = not self._replayed
         self.write(
-            {
-                "kind": "segment",
-                "first_step": first_step,
-                "steps": steps,
-                "steady_tokens": periods * self._tokens_per_update if timed else 0,
-                "steady_seconds": traces[self._writer].steady_seconds if timed else 0.0,
-                "busy": _mean_busy(traces) if timed else [],
-                "action_seconds": _action_seconds(by_stage) if timed else {},
-                "compute_seconds": _by_rank(
+            Segment(
+                first_step=first_step,
+                steps=steps,
+                steady_tokens=periods * self._tokens_per_update if timed else 0,
+                steady_seconds=traces[self._writer].steady_seconds if timed else 0.0,
+                busy=_mean_busy(traces) if timed else [],
+                action_seconds=_action_seconds(by_stage) if timed else {},
+                compute_seconds=_by_rank(
                     {at: trace.compute_seconds for at, trace in traces.items()} if timed else {}
                 ),
-                **({"hosts": _by_rank(hosts)} if len(set(hosts.values())) > 1 else {}),
-                "delay_min": [trace.delay_min for trace in by_stage],
-                "delay_max": [trace.delay_max for trace in by_stage],
-                "mismatch_max": [trace.mismatch_max for trace in by_stage],
-                "memory": memory_fields([report.memory for report in reports]),
-                **_loads(traces.values()),
-                "seconds": seconds,
-            }
+                hosts=_by_rank(hosts) if len(set(hosts.values())) > 1 else None,
+                delay_min=[trace.delay_min for trace in by_stage],
+                delay_max=[trace.delay_max for trace in by_stage],
+                mismatch_max=[trace.mismatch_max for trace in by_stage],
+                memory=memory_fields([report.memory for report in reports]),
+                experts=_loads(traces.values()),
+                seconds=seconds,
+            )
         )
         if self._recorder is None or self._replayed:
             return
@@ -227,27 +237,36 @@ class Rows:
             step: number of steps done.
             seconds: of training.
         """
-        of_sets: dict[str, Row] = {
-            name: {"val_loss": loss.mean, "val_loss_error": loss.error} for name, loss in losses.items()
+        of_sets = {
+            name: SetLoss(
+                val_loss=loss.mean,
+                val_loss_error=loss.error,
+                val_loss_ema=None if average is None else average[name].mean,
+            )
+            for name, loss in losses.items()
         }
-        for name, loss in (average or {}).items():
-            of_sets[name]["val_loss_ema"] = loss.mean
-        headline = self._config.data.headline
-        self.val_losses.append(losses[headline].mean)
-        tokens = step * tokens_per_step(self._config)
-        sets = {"sets": of_sets} if self._config.data.validation else {}
-        row = {"kind": "eval", "step": step, "tokens": tokens, **of_sets[headline], **sets}
-        self.write({**row, "seconds": seconds})
+        headline = of_sets[self._config.data.headline]
+        self.val_losses.append(headline.val_loss)
+        self.write(
+            Evaluation(
+                step=step,
+                tokens=step * tokens_per_step(self._config),
+                val_loss=headline.val_loss,
+                val_loss_error=headline.val_loss_error,
+                val_loss_ema=headline.val_loss_ema,
+                sets=of_sets if self._config.data.validation else None,
+                seconds=seconds,
+            )
+        )
 
     def end(self, digests: list[tuple[str, str]], *, seconds: float) -> None:
         """Write the end of the run, with the digest of each evaluation weight by name."""
-        digest = weights_digest(digests)
-        step = self._config.train.steps
-        self.write({"kind": "end", "step": step, "seconds": seconds, "weights_sha256": digest})
+        steps = self._config.train.steps
+        self.write(End(step=steps, seconds=seconds, weights_sha256=weights_digest(digests)))
 
     def pause(self, *, step: int, seconds: float) -> None:
         """Write that the run pauses after `step` steps, evaluated and saved."""
-        self.write({"kind": "pause", "step": step, "seconds": seconds})
+        self.write(Pause(step=step, seconds=seconds))
 
     def written(self) -> FileEntry | None:
         """Size and SHA-256 of all rows so far, if this process writes."""
@@ -259,63 +278,59 @@ class Rows:
             self._recorder.flush()
 
 
-def step_row(result: StepResult, *, tokens: int, seconds: float) -> Row:
+def step_row(result: StepResult, *, tokens: int, seconds: float) -> Step:
     """The row of an update; `tokens` and `seconds` count from the start of the run."""
-    return {
-        "kind": "step",
-        "step": result.version,
-        "tokens": tokens,
-        "train_loss": result.train_loss,
-        "lr": result.update.lr,
-        "grad_norm": result.update.grad_norm,
-        "skipped": result.update.skipped,
-        "seconds": seconds,
-    }
+    return Step(
+        step=result.version,
+        tokens=tokens,
+        train_loss=result.train_loss,
+        lr=result.update.lr,
+        grad_norm=result.update.grad_norm,
+        skipped=result.update.skipped,
+        seconds=seconds,
+    )
 
 
-def _sources(corpus: Corpus) -> Row:
+def _sources(corpus: Corpus) -> dict[str, Source] | None:
     """The shares of a mixture."""
-    described = {each.name: {"share": each.share, "tokens": each.tokens} for each in corpus.sources}
-    return {"sources": described} if described else {}
+    return {each.name: Source(share=each.share, tokens=each.tokens) for each in corpus.sources} or None
 
 
-def _validation_sets(config: RunConfig, corpus: Corpus) -> Row:
+def _validation_sets(config: RunConfig, corpus: Corpus) -> dict[str, ValidationSet] | None:
     """What is evaluated of each validation set, if there are several."""
-    if not corpus.sets:
-        return {}
     described = {}
-    for name in (OWN_SPLIT, *corpus.sets):
+    for name in (OWN_SPLIT, *corpus.sets) if corpus.sets else ():
         held_out = corpus.held_out(name)
         tokens = len(Tokens(held_out.shards))
         sequences = config.train.microbatch_size * eval_microbatches(config, name, tokens=tokens)
-        described[name] = {
-            "tokens": tokens,
-            "evaluated_tokens": sequences * config.data.context,
-            "bytes_per_token": held_out.bytes_per_token,
-            "unigram_bits_per_byte": held_out.unigram_bits_per_byte,
-            "sha256": held_out.sha256,
-        }
-    return {"validation": described}
+        described[name] = ValidationSet(
+            tokens=tokens,
+            evaluated_tokens=sequences * config.data.context,
+            bytes_per_token=held_out.bytes_per_token,
+            unigram_bits_per_byte=held_out.unigram_bits_per_byte,
+            sha256=held_out.sha256,
+        )
+    return described or None
 
 
-def _attention(config: RunConfig, corpus: Corpus) -> Row:
-    if not config.data.document_mask:
-        return {}
-    return {"attention_share": attention_share(corpus, context=config.data.context)}
-
-
-def _loads(traces: Iterable[RankTrace]) -> Row:
-    """The loads of the blocks of experts, as lists by block; nothing in a dense model."""
+def _loads(traces: Iterable[RankTrace]) -> Experts | None:
+    """The loads of the blocks of experts; None in a dense model."""
     by_block = sorted({block: load for trace in traces for block, load in trace.loads.items()}.items())
-    names = [field.name for field in fields(BlockLoad)]
-    measures = {name: [getattr(load, name) for _, load in by_block] for name in names}
-    return {"experts": {"blocks": [block for block, _ in by_block], **measures}} if by_block else {}
+    if not by_block:
+        return None
+    loads = [load for _, load in by_block]
+    return Experts(
+        blocks=[block for block, _ in by_block],
+        max_over_mean=[load.max_over_mean for load in loads],
+        entropy=[load.entropy for load in loads],
+        never_chosen=[load.never_chosen for load in loads],
+    )
 
 
-def _action_seconds(by_stage: Sequence[StageTrace]) -> dict[str, list[float | None]]:
+def _action_seconds(by_stage: Sequence[StageTrace]) -> dict[str, Numbers]:
     """Mean seconds of each op at each stage."""
     ops = sorted({op for trace in by_stage for op in trace.actions})
-    means: dict[str, list[float | None]] = {op.value: [] for op in ops}
+    means: dict[str, Numbers] = {op.value: [] for op in ops}
     for trace in by_stage:
         for op in ops:
             count, seconds = trace.actions.get(op, (0, 0.0))

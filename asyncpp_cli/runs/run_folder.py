@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,8 +29,9 @@ from asyncpp_cli.base.atomic_files import locked, read_json, remove_temporary, w
 from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.runs.status import CLOCK_MARGIN, UNKNOWN, State, Status
 from stages.checkpoint.files import Owner, saved_steps
-from stages.config.records import CHECKSUM, Count, FileRecord, Meta, read_record
+from stages.config.records import Count, FileRecord, Meta, read_record
 from stages.config.run_config import RunConfig
+from stages.rows import Evaluation, Row, read
 
 FORMAT = 1
 """Format number of the JSON files of an experiment; readers refuse a later one."""
@@ -264,78 +264,26 @@ class Run:
         """Replace timeline.json atomically."""
         write_json(self.timeline_file, {"format": FORMAT} | dict(timeline))
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """The metrics rows, without those that a later attempt repeated.
+    def rows(self) -> list[Row]:
+        """The metrics rows, without those that a later attempt repeated; lines that are torn are left out.
 
-        An attempt resumes from the step in its `start` row; earlier rows beyond that step are dropped. Lines
-        that are not JSON objects are skipped: a process killed while writing leaves a torn line.
+        Raises:
+            RowError: a row lacks a field of its kind, or has a value of another type in it.
         """
-        rows, _ = self.metrics_and_torn_lines()
-        return rows
-
-    def metrics_and_torn_lines(self) -> tuple[list[dict[str, Any]], int]:
-        """As `metrics`, with the number of lines skipped."""
-        return _valid_rows(self._metrics_lines())
+        return read(self.metrics_lines())[0]
 
     def validation_losses(self) -> dict[int, float]:
-        """Validation loss by step, nats per token; without reading the rows of steps."""
-        rows, _ = _valid_rows(line for line in self._metrics_lines() if '"kind": "step"' not in line)
-        return {
-            row["step"]: float(row["val_loss"])
-            for row in rows
-            if row["kind"] == "eval"
-            and type(row.get("step")) is int
-            and isinstance(row.get("val_loss"), int | float)
-        }
+        """Validation loss by step, nats per token; without reading the rows of steps, nor damaged ones."""
+        lines = (line for line in self.metrics_lines() if b'"kind": "step"' not in line)
+        rows, _ = read(lines, all_whole=False)
+        return {row.step: row.val_loss for row in rows if isinstance(row, Evaluation)}
 
-    def _metrics_lines(self) -> list[str]:
+    def metrics_lines(self) -> list[bytes]:
+        """The lines of the metrics; none if the file is missing."""
         try:
-            return self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines()
+            return self.metrics_file.read_bytes().splitlines()
         except FileNotFoundError:
             return []
-
-
-def _valid_rows(lines: Iterable[str]) -> tuple[list[dict[str, Any]], int]:
-    """The rows that no later attempt repeated, and the number of lines skipped."""
-    rows: list[dict[str, Any]] = []
-    torn = 0
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict) or "kind" not in row:
-            torn += 1
-            continue
-        row.pop(CHECKSUM, None)
-        rows.append(row)
-    return without_repeated(rows), torn
-
-
-def without_repeated(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows without those that a later attempt repeated."""
-    valid: list[dict[str, Any]] = []
-    for row in rows:
-        if row["kind"] == "start":
-            valid = [earlier for earlier in valid if still_valid(earlier, start=row)]
-        valid.append(row)
-    return valid
-
-
-def still_valid(row: Mapping[str, Any], *, start: Mapping[str, Any]) -> bool:
-    """Whether a metrics row remains valid after an attempt that resumed with this `start` row."""
-    match row["kind"]:
-        case "start":
-            # An earlier attempt that got no further than this one's beginning has nothing to report.
-            return bool(row["step"] < start["step"])
-        case "segment":
-            return bool(row["first_step"] + row["steps"] <= start["step"])
-        case "step":
-            # Step rows count updates, of which some schedules have several per step.
-            return bool(row["step"] <= start.get("updates", start["step"]))
-        case "eval" | "diagnostics" | "pause":
-            return bool(row["step"] <= start["step"])
-    return False
 
 
 def is_copy(folder: Path, *, of: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from schedules.library.v_block import EVEN_COSTS, BlockCosts, whole_costs
 from schedules.simulate import Timeline, simulate
 from schedules.step_time import NotPeriodicError, StepTime, step_graph, step_graph_of
 from stages.config.records import read_text
+from stages.rows import RowError, Segment, Start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,28 +268,28 @@ def measured_run(folder: Path) -> MeasuredRun:
         UserError: no segment was measured, or a row is damaged.
     """
     try:
-        rows = run_at(folder).metrics()
-        starts = [row for row in rows if row["kind"] == "start"]
-        segments = [row for row in rows if row["kind"] == "segment"]
-        times = rank_times(segments, starts[-1]["rank_of_stage"]) if starts else None
-        if times is None:
-            raise UserError(f"{folder}: no segment of it was measured (replays are not)")
-        return MeasuredRun(stages=len(times.forward), microbatches=starts[-1]["microbatches"], times=times)
-    except KeyError as error:
-        raise UserError(f"{folder}: metrics.jsonl: a row lacks {error.args[0]}") from error
+        rows = run_at(folder).rows()
+    except RowError as error:
+        raise UserError(f"{folder}: metrics.jsonl: {error}") from error
+    start = next((row for row in reversed(rows) if isinstance(row, Start)), None)
+    segments = [row for row in rows if isinstance(row, Segment)]
+    times = None if start is None else rank_times(segments, start.rank_of_stage or [])
+    if start is None or times is None:
+        raise UserError(f"{folder}: no segment of it was measured (replays are not)")
+    return MeasuredRun(stages=len(times.forward), microbatches=start.microbatches or 1, times=times)
 
 
-def rank_times(segments: Iterable[Mapping[str, Any]], rank_of_stage: Sequence[int]) -> RankTimes | None:
+def rank_times(segments: Iterable[Segment], rank_of_stage: Sequence[int]) -> RankTimes | None:
     """Compute times of each rank, averaged over `segment` rows; None if no row has times.
 
     Args:
         segments: the rows.
         rank_of_stage: rank of each stage.
     """
-    measured = [row for row in segments if row.get("action_seconds")]
+    measured = [row for row in segments if row.action_seconds]
     if not measured:
         return None
-    ranks = len(measured[0]["busy"])
+    ranks = len(measured[0].busy)
 
     def of_op(op: str) -> tuple[float, ...]:
         return _rank_seconds(measured, op, rank_of_stage=rank_of_stage, ranks=ranks)
@@ -304,12 +305,12 @@ def rank_times(segments: Iterable[Mapping[str, Any]], rank_of_stage: Sequence[in
 
 
 def _rank_seconds(
-    segments: Sequence[Mapping[str, Any]], op: str, *, rank_of_stage: Sequence[int], ranks: int
+    segments: Sequence[Segment], op: str, *, rank_of_stage: Sequence[int], ranks: int
 ) -> tuple[float, ...]:
     """Mean seconds of one `op` at each rank, summed over the rank's stages."""
-    steps = sum(segment["steps"] for segment in segments)
+    steps = sum(segment.steps for segment in segments)
     total = [0.0] * ranks
     for segment in segments:
-        for rank, seconds in zip(rank_of_stage, segment["action_seconds"].get(op, []), strict=False):
-            total[rank] += (seconds or 0.0) * segment["steps"] / steps
+        for rank, seconds in zip(rank_of_stage, (segment.action_seconds or {}).get(op, []), strict=False):
+            total[rank] += (seconds or 0.0) * segment.steps / steps
     return tuple(total)

@@ -10,7 +10,9 @@ import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from stages.rows import Evaluation, Row, Segment, Start, Step
 
 if TYPE_CHECKING:
     from asyncpp_cli.runs.run_folder import Run
@@ -82,50 +84,49 @@ class PointReader:
         self._seconds_at: dict[int, float] = {0: 0.0}
         self._offset = 0.0
 
-    def points(self, row: Mapping[str, Any]) -> Iterator[Point | Restart]:
-        """The points of the next row.
-
-        Raises:
-            KeyError, TypeError or ValueError: the row lacks a field of its kind, or one has another type.
-        """
-        match row["kind"]:
-            case "start":
-                self._tokens_per_step = row["tokens_per_step"]
-                done = row.get("updates", row["step"])
+    def points(self, row: Row) -> Iterator[Point | Restart]:
+        """The points of the next row."""
+        match row:
+            case Start():
+                self._tokens_per_step = row.tokens_per_step or 0
                 # `seconds` continues from where the earlier attempt was at that update.
-                self._offset = row["time"] - self._seconds_at.get(done, 0.0)
-                yield Restart(done + 1, row["time"])
-            case "step":
-                update = row["step"]
-                self._updates_per_step = self._tokens_per_step * update / row["tokens"]
-                self._seconds_at[update] = row["seconds"]
+                time = row.time or 0.0
+                self._offset = time - self._seconds_at.get(row.done, 0.0)
+                yield Restart(row.done + 1, time)
+            case Step():
+                self._updates_per_step = self._tokens_per_step * row.step / row.tokens
+                self._seconds_at[row.step] = row.seconds
                 values = {
-                    "train/loss": row["train_loss"],
-                    "train/lr": row["lr"],
-                    "train/grad_norm": row["grad_norm"],
-                    "train/skipped": float(row["skipped"]),
-                    "train/tokens": row["tokens"],
+                    "train/loss": row.train_loss,
+                    "train/lr": row.lr,
+                    "train/grad_norm": row.grad_norm,
+                    "train/skipped": float(row.skipped),
+                    "train/tokens": row.tokens,
                 }
-                yield from self._at(update, row, values)
-            case "eval":
-                values = {"val/loss": row["val_loss"], "val/loss_ema": row.get("val_loss_ema")}
-                values |= {f"val/{name}": loss["val_loss"] for name, loss in row.get("sets", {}).items()}
-                yield from self._at(self._update_of(row["step"]), row, values)
-            case "segment":
-                busy, seconds = row["busy"], row["steady_seconds"]
+                yield from self._at(row.step, row.seconds, values)
+            case Evaluation():
+                values = {"val/loss": row.val_loss, "val/loss_ema": row.val_loss_ema}
+                values |= {f"val/{name}": loss.val_loss for name, loss in (row.sets or {}).items()}
+                yield from self._at(self._update_of(row.step), row.seconds, values)
+            case Segment():
+                busy = [share for share in row.busy if share is not None]
+                delays = [delay for delay in row.delay_max if delay is not None]
+                timed = row.steady_seconds > 0
                 values = {
-                    "speed/tokens_per_second": row["steady_tokens"] / seconds if seconds else None,
-                    "speed/bubble": 1 - sum(busy) / len(busy) if busy and None not in busy else None,
-                    "staleness/delay": max(row["delay_max"]),
-                    "staleness/mismatch": max(row["mismatch_max"]),
+                    "speed/tokens_per_second": row.steady_tokens / row.steady_seconds if timed else None,
+                    "speed/bubble": 1 - sum(busy) / len(busy)
+                    if busy and len(busy) == len(row.busy)
+                    else None,
+                    "staleness/delay": max(delays, default=None),
+                    "staleness/mismatch": max(row.mismatch_max),
                 }
-                yield from self._at(self._update_of(row["first_step"] + row["steps"]), row, values)
+                yield from self._at(self._update_of(row.last_step), row.seconds, values)
 
     def _update_of(self, step: int) -> int:
         return round(step * self._updates_per_step)
 
-    def _at(self, update: int, row: Mapping[str, Any], values: Mapping[str, float | None]) -> Iterator[Point]:
-        time = self._offset + row["seconds"]
+    def _at(self, update: int, seconds: float, values: Mapping[str, float | None]) -> Iterator[Point]:
+        time = self._offset + seconds
         for tag, value in values.items():
             if value is not None:
                 yield Point(tag, update, float(value), time)

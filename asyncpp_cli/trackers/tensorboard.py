@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.trackers.catalogue import PointReader, Restart
 from stages.config.torch_process import importing_torch
+from stages.rows import Row, TornError, parsed
 
 
 class TensorBoard:
@@ -90,7 +91,7 @@ class _Mirror:
             indented = "\n".join(f"    {line}" for line in lines)
             self._writer.add_text("config.yaml", indented, walltime=restart.time)
 
-    def _new_rows(self) -> Iterator[dict[str, Any]]:
+    def _new_rows(self) -> Iterator[Row]:
         try:
             with self._run.metrics_file.open("rb") as file:
                 file.seek(self._bytes_read)
@@ -101,9 +102,6 @@ class _Mirror:
         complete = content[: content.rfind(b"\n") + 1]
         self._bytes_read += len(complete)
         for line in complete.splitlines():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict) and "kind" in row:
-                yield row
+            with contextlib.suppress(TornError):
+                if (row := parsed(line)) is not None:
+                    yield row

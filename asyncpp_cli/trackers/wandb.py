@@ -47,7 +47,7 @@ class WeightsAndBiases:
 
     def update(self, run: Run) -> int:
         wandb_id = hashlib.sha256(run.id.encode()).hexdigest()[:16]
-        rows = run.metrics()
+        rows = run.rows()
         self._folder.mkdir(parents=True, exist_ok=True)
         earlier = earlier_mirrors(self._folder, wandb_id, project=self._project)
         with _offline():

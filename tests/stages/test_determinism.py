@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 import torch
 from support.small_runs import Rows, small_config
 
 from stages.config.run_config import changed
+from stages.rows import Row, Step
 from stages.trainer import replay
 
 
@@ -23,9 +22,9 @@ def test_a_run_asks_torch_for_it_and_computes_the_same(
     modes: list[tuple[int, bool]] = []
 
     class Watching(Rows):
-        def append(self, row: Mapping[str, Any]) -> None:
+        def append(self, row: Row) -> None:
             super().append(row)
-            if row["kind"] == "step":
+            if isinstance(row, Step):
                 modes.append((len(ends), torch.are_deterministic_algorithms_enabled()))
 
     for wanted in (False, True):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from support.command_line import ASYNCPP, succeeded
+from support.rows import plain
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, Outcome
@@ -176,7 +177,7 @@ def processes_of(run: Run) -> list[ProcessId]:
 
 def weights(run: Run) -> str:
     """Hash of a completed run's weights."""
-    return str(run.metrics()[-1]["weights_sha256"])
+    return str(plain(run)[-1]["weights_sha256"])
 
 
 def rows_of(run: Run, kind: str) -> list[dict[str, Any]]:
@@ -186,7 +187,7 @@ def rows_of(run: Run, kind: str) -> list[dict[str, Any]]:
     measured = clock | {"memory"}
     return [
         {key: value for key, value in row.items() if key not in measured}
-        for row in run.metrics()
+        for row in plain(run)
         if row["kind"] == kind
     ]
 

@@ -218,10 +218,6 @@ def begun(run: Run) -> None:
     assert run.status().state == State.COMPLETED
 
 
-def step_row(step: int) -> dict[str, object]:
-    return {"kind": "step", "step": step, "train_loss": 1.0 / step, "tokens": 8 * step, "seconds": 0.5 * step}
-
-
 def run(
     schedule: str,
     optimizer: str = "muon",

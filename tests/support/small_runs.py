@@ -33,6 +33,7 @@ from stages.config.run_config import (
 from stages.config.segments import segment_program
 from stages.data.dataset import prepare
 from stages.pipeline.build import Rank, build_ranks
+from stages.rows import Row
 from stages.trainer import replay
 from stages.training_loop import broadcast_initial_weights
 from stages.weights.flat_buffers import GradientBuffer
@@ -171,8 +172,8 @@ class Rows:
         self.rows: list[dict[str, Any]] = []
         self.timelines: list[dict[str, Any]] = []
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        self.rows.append(dict(row))
+    def append(self, row: Row) -> None:
+        self.rows.append(row.plain())
 
     def timeline(self, timeline: Mapping[str, Any]) -> None:
         self.timelines.append(dict(timeline))

@@ -80,6 +80,7 @@ def _what_the_first_showed(statuses: Sequence[tuple[Run, Status]], first: Sequen
     """A sentence on the first two runs, 1f1b and 2bw with one optimizer; empty until both are completed, and
     where they were completed before this launch."""
     from asyncpp_cli.report.analysis.conditions import CROWDED
+    from stages.rows import Segment
 
     of_first = {run.id: (run, status) for run, status in statuses if run.id in first}
     if len(of_first) < 2 or any(status.state != State.COMPLETED for _, status in of_first.values()):
@@ -89,8 +90,8 @@ def _what_the_first_showed(statuses: Sequence[tuple[Run, Status]], first: Sequen
     if not (before and after and status.tokens_per_second and later.tokens_per_second):
         return ""
     faster = f"{later.tokens_per_second / status.tokens_per_second:.2f}"
-    rows = (row for each in (run, other) for row in each.metrics())
-    busy = any(row.get("load_per_core", 0.0) > CROWDED for row in rows)
+    segments = (row for each in (run, other) for row in each.rows() if isinstance(row, Segment))
+    busy = any((row.load_per_core or 0.0) > CROWDED for row in segments)
     speed = f"The machine was busy: do not trust its speeds ({faster} times those of 1f1b)." if busy else ""
     return (
         f"{speed or f'With Muon, 2bw trains on {faster} times as many tokens per second as 1f1b.'}\n"

@@ -23,6 +23,7 @@ from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import SlurmError, rows, run_command
 from stages.config.records import FileRecord, read_record
+from stages.rows import Start
 
 if TYPE_CHECKING:
     from asyncpp_cli.launch.common.arrays import ArrayManifest
@@ -54,8 +55,7 @@ def failed_start(experiment: Experiment, attempt: Attempt, manifest: ArrayManife
     Returns:
         Which nodes are excluded from now on because of it; empty if none is.
     """
-    begun = (row["attempt"] for row in attempt.run.metrics() if row["kind"] == "start" and "attempt" in row)
-    if attempt.number in begun:
+    if any(isinstance(row, Start) and row.attempt == attempt.number for row in attempt.run.rows()):
         return ""
     before = excluded_here(experiment, manifest)
     ends = attempt.by_rank(RankEnd).items()

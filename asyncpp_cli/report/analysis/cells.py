@@ -195,8 +195,8 @@ class CellResult:
         return list(dict.fromkeys(name for run in self.completed for name in run.measurement.sets))
 
     def set_spread(self, of_set: str, name: str) -> Spread | None:
-        """Mean and deviation over the seeds of an attribute of `SetLoss`."""
-        return spread(getattr(run.measurement.sets.get(of_set), name, None) for run in self.completed)
+        """Mean and deviation over the seeds of a number of a validation set (`Measurement.of_set`)."""
+        return spread(run.measurement.of_set(of_set, name) for run in self.completed)
 
     # Its losses beside those of the synchronous counterpart.
 

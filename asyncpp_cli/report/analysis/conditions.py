@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from asyncpp_cli.report.analysis.cells import CellResult
-from asyncpp_cli.report.load.metrics_rows import MetricsRow
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.runs.attempts.cost import cost_text, total
+from stages.rows import Start
 
 GEOMETRY_KEYS = {
     "stages": "parallel.stages",
@@ -41,9 +41,9 @@ def conditions(runs: Iterable[RunResult]) -> dict[str, list[Any]]:
     """For each condition its distinct values over the runs, in order of appearance; empty if unknown."""
     found = []
     for run in runs:
-        config, start = run.config or {}, run.measurement.start or {}
+        config, start = run.config or {}, run.measurement.start
         values = {name: config.get(key) for name, key in GEOMETRY_KEYS.items()}
-        values |= {name: start.get(name) for name in MACHINE_FIELDS}
+        values |= {name: getattr(start, name, None) for name in MACHINE_FIELDS}
         found.append({name: value for name, value in values.items() if value is not None})
     return {name: [] for name in (*GEOMETRY_KEYS, *MACHINE_FIELDS)} | distinct(found)
 
@@ -62,7 +62,7 @@ def distinct(mappings: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
     """The conditions of a report as lines of text, with all values where runs differ."""
     runs = [run for cell in cells for run in cell.runs]
-    starts = [run.measurement.start or {} for run in runs]
+    starts = [run.measurement.start for run in runs if run.measurement.start is not None]
     known = conditions(runs)
     known["steps"] = conditions(run for run in runs if run.loss_of is None)["steps"]
 
@@ -100,7 +100,7 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
             "Replayed runs ran all ranks in turn in one process: they have no throughput and no bubble."
         )
     lines += _compiled_lines(runs)
-    if any(start.get("shared_gpu") for start in starts):
+    if any(start.shared_gpu for start in starts):
         lines.append(
             "Processes shared a GPU and sent messages through host memory: their throughput says little."
         )
@@ -111,18 +111,18 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
         lines.append(f"{len(lineages) - _MOST_VALUES} further runs continue others")
     if (cost := total(cell.cost for cell in cells)) is not None:
         lines.append(f"Cost of all runs and all their attempts: {cost_text(cost)}")
-    if any(start.get("bytes_per_token", 1) is None for start in starts):
+    if any(start.bytes_per_token is None for start in starts):
         lines.append("Runs on token shards of unknown bytes per token have no bits per byte.")
     return lines
 
 
-def _source_lines(starts: Sequence[MetricsRow]) -> list[str]:
+def _source_lines(starts: Sequence[Start]) -> list[str]:
     """The shares of mixtures."""
     mixtures: dict[str, None] = {}
     for start in starts:
         shares = [
-            f"{name} {described['share']:.3g} ({described['tokens']:,} tokens)"
-            for name, described in start.get("sources", {}).items()
+            f"{name} {source.share:.3g} ({source.tokens:,} tokens)"
+            for name, source in (start.sources or {}).items()
         ]
         if shares:
             mixtures[", ".join(shares)] = None
@@ -135,7 +135,7 @@ def _first(texts: Sequence[str]) -> list[str]:
     return [*texts[:_MOST_VALUES], *([f"{others} other{'s' * (others > 1)}"] if others > 0 else [])]
 
 
-def _evaluation_lines(cells: Sequence[CellResult], starts: Sequence[MetricsRow]) -> list[str]:
+def _evaluation_lines(cells: Sequence[CellResult], starts: Sequence[Start]) -> list[str]:
     """How far a loss is uncertain by the text that was read, which no seed shows, and over seeds."""
     measured = [run.measurement.val_loss_error for cell in cells for run in cell.completed]
     errors = [error for error in measured if error is not None and math.isfinite(error)]
@@ -152,8 +152,8 @@ def _evaluation_lines(cells: Sequence[CellResult], starts: Sequence[MetricsRow])
     ]
     read: dict[str, None] = {}
     for start in starts:
-        for name, described in start.get("validation", {}).items():
-            read[f"{name} {described['evaluated_tokens']:,} of {described['tokens']:,} tokens"] = None
+        for name, of in (start.validation or {}).items():
+            read[f"{name} {of.evaluated_tokens:,} of {of.tokens:,} tokens"] = None
     return [*lines, f"Read in an evaluation: {', '.join(read)}"] if read else lines
 
 
@@ -178,7 +178,7 @@ def busy_text(cells: Iterable[CellResult]) -> str | None:
 
 def _compiled_lines(runs: Sequence[RunResult]) -> list[str]:
     """What compiling cost, where blocks were compiled."""
-    compiled = [run.measurement for run in runs if (run.measurement.start or {}).get("compiled")]
+    compiled = [run.measurement for run in runs if getattr(run.measurement.start, "compiled", False)]
     if not compiled:
         return []
     which = (

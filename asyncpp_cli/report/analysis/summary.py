@@ -339,11 +339,8 @@ def _caveats(delayed: Sequence[CellResult]) -> list[str]:
 
 def _tokens_per_parameter(cell: CellResult) -> float | None:
     for run in cell.runs:
-        start = run.measurement.start or {}
-        parameters, tokens = (
-            start.get("active_parameters", start.get("parameters")),
-            start.get("tokens_per_step"),
-        )
-        if isinstance(parameters, int) and isinstance(tokens, int | float) and parameters > 0:
-            return float(run.measurement.steps_done * tokens / parameters)
+        start = run.measurement.start
+        parameters = None if start is None else start.active_parameters or start.parameters
+        if start is not None and start.tokens_per_step and parameters:
+            return run.measurement.steps_done * start.tokens_per_step / parameters
     return None

@@ -144,8 +144,8 @@ class Verdict:
         bounds = ""
         if self.interval is not None:
             told = not Interval(low=self.interval[0], high=self.interval[1]).says_nothing
-            ends = f"{self.interval[0]:.2f} to {self.interval[1]:.2f}"
-            bounds = f" ({ends if told else f'its interval spans more than a factor of {MOST_FACTOR:g}'})"
+            between = f"{self.interval[0]:.2f} to {self.interval[1]:.2f}"
+            bounds = f" ({between if told else f'its interval spans more than a factor of {MOST_FACTOR:g}'})"
         ends = [
             f"{'?' if bound is None else format(bound, '.2f')}" for bound in (self.steps.low, self.steps.high)
         ]

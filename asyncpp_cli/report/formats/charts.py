@@ -19,9 +19,9 @@ from asyncpp_cli.base.tables import printed
 from asyncpp_cli.report.analysis.cells import CellResult, arm_names
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, MOST_FACTOR, Interval, ratio_text, spread
 from asyncpp_cli.report.analysis.verdict import time_by_loss, verdicts
-from asyncpp_cli.report.load.measure import Evaluation
 from asyncpp_cli.tune.result import Tuning
 from asyncpp_cli.tune.standing import ArmStanding
+from stages.rows import Evaluation
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -352,8 +352,8 @@ def _losses(evaluations: Sequence[Evaluation], of_set: str | None) -> Iterator[t
     for evaluation in evaluations:
         if of_set is None:
             yield evaluation.tokens, evaluation.val_loss
-        elif of_set in evaluation.sets:
-            yield evaluation.tokens, evaluation.sets[of_set].val_loss
+        elif (loss := (evaluation.sets or {}).get(of_set)) is not None:
+            yield evaluation.tokens, loss.val_loss
 
 
 def _mean_in_a_band(arm: Arm, curves: Sequence[tuple[Floats, Floats]], *, marker: str | None) -> list[Line]:

@@ -375,15 +375,14 @@ def _run_data(run: RunResult, bins: int) -> dict[str, Any]:
 
 def _load(run: RunResult, bins: int) -> dict[str, Any] | None:
     """The experts' load over the segments: largest over mean, of the most uneven block."""
-    segments = [row for row in run.measurement.segments if row.get("experts")]
-    if not segments or run.measurement.start is None:
+    loads = [(row, max(row.experts.max_over_mean)) for row in run.measurement.segments if row.experts]
+    if not loads or run.measurement.start is None:
         return None
-    loads = [max(row["experts"]["max_over_mean"]) for row in segments]
-    kept = [(segments[index], loads[index]) for index in _kept(loads, bins)]
+    kept = [loads[index] for index in _kept([load for _, load in loads], bins)]
     return {
-        "step": [row["first_step"] + row["steps"] for row, _ in kept],
-        "tokens": run.measurement.start["tokens_per_step"],
-        "seconds": _rounded(row["seconds"] for row, _ in kept),
+        "step": [row.last_step for row, _ in kept],
+        "tokens": run.measurement.start.tokens_per_step,
+        "seconds": _rounded(row.seconds for row, _ in kept),
         "loss": _rounded(load for _, load in kept),
     }
 

@@ -133,7 +133,7 @@ def _parts(runs: Iterable[RunResult], schema: dict[str, pl.DataType]) -> Iterabl
             for evaluation in run.measurement.evaluations
             for of_set, loss in (
                 (None, evaluation.val_loss),
-                *((name, measured.val_loss) for name, measured in evaluation.sets.items()),
+                *((name, measured.val_loss) for name, measured in (evaluation.sets or {}).items()),
             )
         ]
         if evaluations:

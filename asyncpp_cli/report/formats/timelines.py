@@ -92,8 +92,7 @@ class _Source(IntEnum):
 def _best_source(cell: CellResult) -> _Source:
     """The best source that the cell may have; its files are not read."""
     if not any(
-        run.measurement.segments and run.measurement.segments[-1].get("action_seconds")
-        for run in cell.completed
+        run.measurement.segments and run.measurement.segments[-1].action_seconds for run in cell.completed
     ):
         return _Source.PROGRAM
     recorded = any(
@@ -196,7 +195,7 @@ def _times(cell: CellResult, program: Program) -> RankTimes | None:
     for run in cell.completed:
         try:
             times = rank_times(run.measurement.segments, program.rank_of_stage)
-        except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError):
+        except (ArithmeticError, IndexError):
             # A row of another form.
             continue
         if times is not None and len(times.forward) == program.num_ranks and _mean_work(times) > 0:

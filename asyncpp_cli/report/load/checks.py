@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,6 @@ def fault(metrics: Metrics, config: RunConfig, *, state: State, from_start: bool
         config: its configuration.
         state: its state. A completed run has all rows, another those up to where it is.
         from_start: whether it begins at step 0, and continues no other run.
-
-    Raises:
-        KeyError, TypeError or ValueError: a row lacks a field of its kind, or one is not a number.
     """
     return (
         _steps(metrics, from_start=from_start)
@@ -41,13 +39,12 @@ def fault(metrics: Metrics, config: RunConfig, *, state: State, from_start: bool
 
 
 def _steps(metrics: Metrics, *, from_start: bool) -> str:
-    starts = [row for row in metrics.others if row["kind"] == "start"]
     steps = metrics.steps["step"].to_numpy()
-    if not starts:
-        return "it has no start row" if len(steps) or metrics.others else ""
-    first = starts[0].get("updates", starts[0]["step"])
+    if not metrics.starts:
+        return "" if metrics.is_empty else "it has no start row"
+    first = metrics.starts[0].done
     if from_start and first:
-        return f"it begins after step {starts[0]['step']}; the rows before are missing"
+        return f"it begins after step {metrics.starts[0].step}; the rows before are missing"
     wrong = np.flatnonzero(steps != np.arange(first + 1, first + 1 + len(steps)))
     if len(wrong):
         index = int(wrong[0])
@@ -60,41 +57,38 @@ def _losses(metrics: Metrics) -> str:
     if (negative := np.flatnonzero(losses < 0)).size:
         index = int(negative[0])
         return f"the training loss of step {metrics.steps['step'][index]} is {losses[index]}; losses are >= 0"
-    for row in metrics.others:
-        if row["kind"] != "eval":
-            continue
-        for measured in (row, *row.get("sets", {}).values()):
-            for loss in (measured["val_loss"], measured.get("val_loss_ema", 0.0)):
-                if float(loss) < 0:
-                    return f"the validation loss of step {row['step']} is {loss}; losses are >= 0"
+    for row in metrics.evaluations:
+        losses_of_sets = [(each.val_loss, each.val_loss_ema) for each in (row.sets or {}).values()]
+        for loss in (row.val_loss, row.val_loss_ema, *chain(*losses_of_sets)):
+            if loss is not None and loss < 0:
+                return f"the validation loss of step {row.step} is {loss}; losses are >= 0"
     return ""
 
 
 def _corpus(metrics: Metrics, config: RunConfig) -> str:
-    found = {row["corpus_sha256"] for row in metrics.others if row.get("corpus_sha256") is not None}
+    found = {row.corpus_sha256 for row in metrics.starts if row.corpus_sha256 is not None}
     if config.data.sha256 is not None:
         found.add(config.data.sha256)
     if len(found) > 1:
-        return f"its rows are of other data than its configuration: {', '.join(sorted(map(str, found)))}"
-    for described in (row.get("validation", {}) for row in metrics.others):
+        return f"its rows are of other data than its configuration: {', '.join(sorted(found))}"
+    for described in (row.validation for row in metrics.starts):
         for name, sha256 in config.data.validation_sha256.items():
-            if described and described[name]["sha256"] != sha256:
+            if described and (name not in described or described[name].sha256 != sha256):
                 return f"its rows are of another validation set {name} than its configuration's"
     return ""
 
 
 def _delays(metrics: Metrics, config: RunConfig) -> str:
-    segments = [row for row in metrics.others if row["kind"] == "segment"]
-    expected = predicted_delays(config) if segments else None
+    expected = predicted_delays(config) if metrics.segments else None
     if expected is None:
         return ""
-    for row in segments:
-        measured = list(row["delay_max"])
+    for row in metrics.segments:
+        measured = row.delay_max
         if len(measured) != len(expected) or any(
-            not 0 <= delay <= most for delay, most in zip(measured, expected, strict=True)
+            delay is None or not 0 <= delay <= most for delay, most in zip(measured, expected, strict=True)
         ):
             return (
-                f"its delay in the segment after step {row['first_step']} is {measured} by stage, and its "
+                f"its delay in the segment after step {row.first_step} is {measured} by stage, and its "
                 f"schedule's is {list(expected)}"
             )
     return ""
@@ -102,18 +96,20 @@ def _delays(metrics: Metrics, config: RunConfig) -> str:
 
 def _end(metrics: Metrics, config: RunConfig) -> str:
     steps = config.train.steps
-    last_evaluation = max((row["step"] for row in metrics.others if row["kind"] == "eval"), default=None)
+    last_evaluation = max((row.step for row in metrics.evaluations), default=None)
     if last_evaluation is None:
         return "it has no evaluation although the run is completed"
     if last_evaluation != steps:
         return f"its last evaluation is of step {last_evaluation}, and the run has {steps}"
-    start = next(row for row in metrics.others if row["kind"] == "start")
-    tokens = metrics.steps["tokens"][-1] if len(metrics.steps) else 0
-    if tokens != start["tokens_per_step"] * steps:
-        return f"its step rows end after {tokens:,} of {start['tokens_per_step'] * steps:,} tokens"
-    trained = sum(row["steps"] for row in metrics.others if row["kind"] == "segment")
-    if start["step"] + trained != steps:
-        return f"its segments cover {trained} steps after step {start['step']}, and the run has {steps}"
+    start = metrics.starts[0]
+    tokens, expected = metrics.steps["tokens"][-1] if len(metrics.steps) else 0, start.tokens_per_step
+    if expected is None:
+        return "its start row does not say how many tokens a step has"
+    if tokens != expected * steps:
+        return f"its step rows end after {tokens:,} of {expected * steps:,} tokens"
+    trained = sum(row.steps for row in metrics.segments)
+    if start.step + trained != steps:
+        return f"its segments cover {trained} steps after step {start.step}, and the run has {steps}"
     return ""
 
 

@@ -87,9 +87,9 @@ def _load(cell: Cell, run: Run, queue: SlurmQueue, *, configs: Lock, keep_steps:
             measurement = without_losses(measurement)
     except (DamagedError, OSError) as error:
         return replace(plain, config=config, state=str(state_after(error)), reason=str(error))
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-        # Rows are any JSON: a missing or mistyped field shows when it is used.
-        reason = f"{run.metrics_file} has a row of another form ({error!r})"
+    except (IndexError, OverflowError, ValueError, ZeroDivisionError) as error:
+        # Lists of unlike lengths, numbers that are too large.
+        reason = f"{run.metrics_file} has a row of another form ({error})"
         return replace(plain, config=config, state="damaged", reason=reason)
     loaded = replace(
         plain,
@@ -176,10 +176,9 @@ def utilisation(config: RunConfig, run: RunResult) -> float | None:
         return None
     if config.model.factory is not None or config.model.family not in FAMILIES:
         return None
-    device = start.get("device")
-    if not isinstance(device, str):
+    if start.device is None:
         return None
-    peak = config.site.peak_tflops or peak_tflops(device, config.train.precision)
+    peak = config.site.peak_tflops or peak_tflops(start.device, config.train.precision)
     if not peak:
         return None
     flops = describe(config.model).training_flops(context=config.data.context)

@@ -4,40 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from asyncpp_cli.report.load.metrics_rows import Metrics, MetricsRow
+from asyncpp_cli.report.load.metrics_rows import Metrics
+from stages.rows import Evaluation, Segment, SetLoss, Start
 
-
-@dataclass(frozen=True, kw_only=True)
-class SetLoss:
-    """The loss of a validation set."""
-
-    val_loss: float
-    """Nats per token."""
-    val_loss_error: float | None = None
-    """Its standard error, from the losses of the evaluation's micro-batches."""
-    val_loss_ema: float | None = None
-    """Of the average of the weights, if the run has one (`train.ema_decay`)."""
-    bits_per_byte: float | None = None
-    """The loss in bits per byte of text."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation(SetLoss):
-    """An evaluation of a run, with the loss of its headline."""
-
-    step: int
-    tokens: int
-    """Trained on so far."""
-    seconds: float
-    """Training time so far."""
-    sets: Mapping[str, SetLoss] = field(default_factory=dict)
-    """By validation set, if there are several (`data.validation`)."""
-
-
-_LOSSES = tuple(each.name for each in fields(SetLoss))
+_LOSSES = ("val_loss", "val_loss_error", "val_loss_ema", "bits_per_byte")
+"""Fields that a run for its speed alone does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,21 +66,31 @@ class Measurement:
     """Training time, without evaluations."""
     first_step_seconds: float | None = None
     """Up to the first update: compiling, loading kernels, filling the pipeline."""
-    start: MetricsRow | None = None
-    """The `start` row of the last attempt: machine and versions."""
-    segments: tuple[MetricsRow, ...] = ()
+    start: Start | None = None
+    """Of the last attempt: machine and versions."""
+    segments: tuple[Segment, ...] = ()
     pauses: int = 0
     """Steps at which the run has paused (`asyncpp launch --until`)."""
 
     @property
     def sets(self) -> Mapping[str, SetLoss]:
         """Losses of the last evaluation by validation set; empty if there is one set alone."""
-        return self.evaluations[-1].sets if self.evaluations else {}
+        return (self.evaluations[-1].sets if self.evaluations else None) or {}
+
+    def of_set(self, name: str, field: str) -> float | None:
+        """A field of `SetLoss`, or the bits per byte, of a validation set; None if it is not known."""
+        loss: float | None = getattr(
+            self.sets.get(name), "val_loss" if field == "bits_per_byte" else field, None
+        )
+        if field != "bits_per_byte":
+            return loss
+        described = ((self.start.validation if self.start is not None else None) or {}).get(name)
+        return _bits_per_byte(loss, None if described is None else described.bytes_per_token)
 
     @property
     def replayed(self) -> bool:
         """Whether one process ran all ranks in turn: its times say nothing about a pipeline."""
-        return bool(self.start is not None and self.start.get("replayed"))
+        return bool(self.start is not None and self.start.replayed)
 
     def first_at(self, target: float) -> Evaluation | None:
         """The first evaluation with a validation loss of at most `target`, nats per token."""
@@ -117,51 +101,50 @@ def measure(metrics: Metrics) -> Measurement:
     """The numbers of a run.
 
     Raises:
-        KeyError, TypeError or ValueError: a row lacks a field of its kind, or one is not a number.
+        IndexError or ValueError: lists of a row have other lengths than those of another.
     """
-    by_kind: dict[str, list[MetricsRow]] = {}
-    for row in metrics.others:
-        by_kind.setdefault(row["kind"], []).append(row)
-    start = by_kind["start"][-1] if "start" in by_kind else None
-    segments = by_kind.get("segment", [])
+    start = metrics.starts[-1] if metrics.starts else None
+    segments = metrics.segments
     # By step: a run that is killed as it pauses evaluates again, to the same loss.
-    evaluations = tuple({row["step"]: _evaluation(row, start) for row in by_kind.get("eval", [])}.values())
+    evaluations = tuple({row.step: row for row in metrics.evaluations}.values())
     last = evaluations[-1] if evaluations else None
-    losses: dict[str, Any] = {name: getattr(last, name, None) for name in _LOSSES}
     bubble_by_rank = _bubble_by_rank(segments)
     steps = metrics.steps
-    seconds = [float(row["seconds"]) for kind in ("eval", "segment", "end") for row in by_kind.get(kind, [])]
+    seconds = [row.seconds for row in metrics.evaluations]
+    seconds += [row.seconds for row in segments]
+    seconds += [row.seconds for row in metrics.ends if row.seconds is not None]
     if len(steps):
         seconds.append(float(steps["seconds"][-1]))
     return Measurement(
         steps_done=int(steps["step"].max() or 0) if len(steps) else 0,  # type: ignore[arg-type]
         evaluations=evaluations,
-        **losses,
-        unigram_bits_per_byte=_from_row(start, "unigram_bits_per_byte"),
+        val_loss=last.val_loss if last else None,
+        val_loss_error=last.val_loss_error if last else None,
+        val_loss_ema=last.val_loss_ema if last else None,
+        bits_per_byte=_bits_per_byte(last.val_loss, start.bytes_per_token) if last and start else None,
+        unigram_bits_per_byte=start.unigram_bits_per_byte if start else None,
         tokens_per_second=_tokens_per_second(segments),
         tokens_per_second_by_segment=tuple(
-            float(row["steady_tokens"] / row["steady_seconds"])
-            for row in segments
-            if row["steady_seconds"] > 0
+            row.steady_tokens / row.steady_seconds for row in segments if row.steady_seconds > 0
         ),
-        delay=max((delay for row in segments for delay in row["delay_max"]), default=None),
-        mismatch=max((mismatch for row in segments for mismatch in row["mismatch_max"]), default=None),
+        delay=max((delay for row in segments for delay in row.delay_max if delay is not None), default=None),
+        mismatch=max((mismatch for row in segments for mismatch in row.mismatch_max), default=None),
         bubble=sum(bubble_by_rank) / len(bubble_by_rank) if bubble_by_rank else None,
         bubble_by_rank=bubble_by_rank,
         slowest=slowest(segments, start),
         peak_memory=_peak_memory(segments),
         load_per_core=max(
-            (float(row["load_per_core"]) for row in segments if "load_per_core" in row), default=None
+            (row.load_per_core for row in segments if row.load_per_core is not None), default=None
         ),
         **_load(segments),
         skipped_steps=int(steps["skipped"].sum()) if len(steps) else 0,
         skipped_last=len(steps) - 1 - max((~steps["skipped"]).arg_true(), default=-1),
         seconds=max(seconds, default=None),
-        first_step_seconds=_first_step_seconds(by_kind.get("start", []), metrics),
+        first_step_seconds=_first_step_seconds(metrics),
         start=start,
         segments=tuple(segments),
         # By step, as evaluations.
-        pauses=len({row["step"] for row in by_kind.get("pause", [])}),
+        pauses=len({row.step for row in metrics.pauses}),
     )
 
 
@@ -171,81 +154,55 @@ def without_losses(measurement: Measurement) -> Measurement:
     return replace(measurement, evaluations=(), **unknown)
 
 
-def _evaluation(row: MetricsRow, start: MetricsRow | None) -> Evaluation:
-    described = (start or {}).get("validation", {})
-    return Evaluation(
-        step=int(row["step"]),
-        tokens=int(row["tokens"]),
-        seconds=float(row["seconds"]),
-        **_loss(row, start),
-        sets={
-            name: SetLoss(**_loss(loss, described.get(name))) for name, loss in row.get("sets", {}).items()
-        },
-    )
+def _bits_per_byte(loss: float | None, bytes_per_token: float | None) -> float | None:
+    """A loss in nats per token as bits per byte of text; None if either is unknown."""
+    return loss / math.log(2) / bytes_per_token if loss is not None and bytes_per_token else None
 
 
-def _loss(row: MetricsRow, described: MetricsRow | None) -> dict[str, Any]:
-    """The fields of `SetLoss`, on text that is described so."""
-    val_loss, bytes_per_token = float(row["val_loss"]), _from_row(described, "bytes_per_token")
-    return {
-        "val_loss": val_loss,
-        "val_loss_error": _from_row(row, "val_loss_error"),
-        "val_loss_ema": _from_row(row, "val_loss_ema"),
-        "bits_per_byte": val_loss / math.log(2) / bytes_per_token if bytes_per_token else None,
-    }
-
-
-def _first_step_seconds(starts: Sequence[MetricsRow], metrics: Metrics) -> float | None:
-    first = [row for row in starts if row["step"] == 0]
-    if not first or not len(metrics.steps) or first[-1].get("replayed"):
+def _first_step_seconds(metrics: Metrics) -> float | None:
+    first = [row for row in metrics.starts if row.step == 0]
+    if not first or not len(metrics.steps) or first[-1].replayed:
         return None
-    return float(first[-1].get("warm_up_seconds", 0.0)) + float(metrics.steps["seconds"][0])
+    return (first[-1].warm_up_seconds or 0.0) + float(metrics.steps["seconds"][0])
 
 
-def _from_row(row: MetricsRow | None, name: str) -> float | None:
-    value = row.get(name) if row is not None else None
-    return float(value) if value is not None else None
+def _tokens_per_second(segments: Sequence[Segment]) -> float | None:
+    seconds = sum(row.steady_seconds for row in segments)
+    return sum(row.steady_tokens for row in segments) / seconds if seconds > 0 else None
 
 
-def _tokens_per_second(segments: Sequence[MetricsRow]) -> float | None:
-    seconds = sum(row["steady_seconds"] for row in segments)
-    if seconds <= 0:
-        return None
-    return float(sum(row["steady_tokens"] for row in segments) / seconds)
-
-
-def _bubble_by_rank(segments: Sequence[MetricsRow]) -> tuple[float, ...]:
+def _bubble_by_rank(segments: Sequence[Segment]) -> tuple[float, ...]:
     """For each rank, the share of the steady state that it waited; segments are weighted by their length."""
     measured = [
-        row for row in segments if row["steady_seconds"] > 0 and row["busy"] and None not in row["busy"]
+        ([share for share in row.busy if share is not None], row.steady_seconds)
+        for row in segments
+        if row.steady_seconds > 0 and row.busy and None not in row.busy
     ]
-    seconds = sum(row["steady_seconds"] for row in measured)
+    seconds = sum(took for _, took in measured)
     if seconds <= 0:
         return ()
-    ranks = range(len(measured[0]["busy"]))
-    return tuple(
-        1 - sum(row["busy"][rank] * row["steady_seconds"] for row in measured) / seconds for rank in ranks
-    )
+    ranks = range(len(measured[0][0]))
+    return tuple(1 - sum(busy[rank] * took for busy, took in measured) / seconds for rank in ranks)
 
 
-def _load(segments: Sequence[MetricsRow]) -> dict[str, Any]:
+def _load(segments: Sequence[Segment]) -> dict[str, Any]:
     """The fields of the experts' load; none in a dense model."""
-    measured = [row["experts"] for row in segments if row.get("experts")]
+    measured = [row.experts for row in segments if row.experts is not None]
     if not measured:
         return {}
     last = measured[-1]
     return {
-        "load_by_block": tuple(map(float, last["max_over_mean"])),
-        "load_max_over_mean": float(max(last["max_over_mean"])),
-        "load_entropy": float(min(last["entropy"])),
-        "experts_never_chosen": int(sum(last["never_chosen"])),
+        "load_by_block": tuple(last.max_over_mean),
+        "load_max_over_mean": max(last.max_over_mean),
+        "load_entropy": min(last.entropy),
+        "experts_never_chosen": sum(last.never_chosen),
     }
 
 
-def _peak_memory(segments: Sequence[MetricsRow]) -> tuple[float, ...]:
+def _peak_memory(segments: Sequence[Segment]) -> tuple[float, ...]:
     """The peak over the segments, by rank."""
-    measured = [row["memory"] for row in segments if row.get("memory")]
-    by_segment = [memory.get("device_peak") or memory["total"] for memory in measured]
+    measured = [row.memory for row in segments if row.memory]
+    by_segment = [memory.get("device_peak") or memory.get("total", []) for memory in measured]
     return tuple(max(map(float, by_rank)) for by_rank in zip(*by_segment, strict=True))
 
 
@@ -266,16 +223,12 @@ class Slowest:
     """Its machine; without data ranks that of `rank`."""
 
 
-def slowest(segments: Sequence[MetricsRow], start: MetricsRow | None) -> Slowest | None:
-    """From the measured times of a run's segments; None where there are none, or one rank alone.
-
-    Raises:
-        KeyError, TypeError or ValueError: a row lacks a field, or one is not a number.
-    """
-    measured = [row for row in segments if row.get("compute_seconds")]
+def slowest(segments: Sequence[Segment], start: Start | None) -> Slowest | None:
+    """From the measured times of a run's segments; None where there are none, or one rank alone."""
+    measured = [row for row in segments if row.compute_seconds]
     if not measured:
         return None
-    steps = sum(row["steps"] for row in measured)
+    steps = sum(row.steps for row in measured)
     seconds = [
         [sum(took) / steps for took in zip(*of_rank, strict=True)]
         for of_rank in zip(*map(_in_all_steps, measured), strict=True)
@@ -293,16 +246,16 @@ def slowest(segments: Sequence[MetricsRow], start: MetricsRow | None) -> Slowest
     rank = by_rank.index(max(by_rank))
     peer = max(peers, key=peers.__getitem__, default=None)
     at_rank, at_data_rank = peer or (rank, 0)
-    hosts = measured[-1].get("hosts")
-    host = hosts[at_rank][at_data_rank] if hosts else (start or {}).get("host")
+    hosts = measured[-1].hosts
+    host = hosts[at_rank][at_data_rank] if hosts else start.host if start is not None else None
     return Slowest(
         rank=rank,
         ratio=by_rank[rank] / mean,
         peer=peer,
         peer_ratio=peers[peer] if peer else None,
-        host=None if host is None else str(host),
+        host=host,
     )
 
 
-def _in_all_steps(row: MetricsRow) -> list[list[float]]:
-    return [[row["steps"] * float(took or 0.0) for took in of_rank] for of_rank in row["compute_seconds"]]
+def _in_all_steps(row: Segment) -> list[list[float]]:
+    return [[row.steps * (took or 0.0) for took in of_rank] for of_rank in row.compute_seconds or ()]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from asyncpp_cli.base.errors import DamagedError, UserError
+from asyncpp_cli.report.load.metrics_rows import read_metrics
 from asyncpp_cli.runs.run_folder import Run
 from schedules.actions import Action, Op, Program, parse_action
 from schedules.io.chrome_trace import RankBytes, chrome_trace
@@ -82,43 +83,42 @@ def measured_trace(run: Run) -> dict[str, Any]:
     measured = read_measured_timeline(run)
     if measured is None:
         raise UserError(f"{run.folder}: no timeline was measured yet (replays have none)")
-    rows = run.metrics()
     try:
-        start = next(row for row in reversed(rows) if row["kind"] == "start")
-        segments = [row for row in rows if row["kind"] == "segment"]
+        metrics = read_metrics(run)
+        start = metrics.starts[-1]
         program = Program(
             schedule=run.id,
-            microbatches=int(start["microbatches"]),
-            update_interval=int(start["microbatches"]),
+            microbatches=start.microbatches or 1,
+            update_interval=start.microbatches or 1,
             steps=measured.steps,
             first_step=measured.first_step,
-            rank_of_stage=tuple(start["rank_of_stage"]),
+            rank_of_stage=tuple(start.rank_of_stage or ()),
             initial_versions=(),
             final_versions=(),
             actions=measured.actions,
         )
         memory: list[RankBytes] = []
         begin = drained = 0.0
-        for segment in segments:
-            begin, drained = drained, float(segment["seconds"])
+        for segment in metrics.segments:
+            begin, drained = drained, segment.seconds
             for rank in range(program.num_ranks):
-                by_title = _bytes_of_rank(segment["memory"], program.rank_of_stage, rank)
+                by_title = _bytes_of_rank(segment.memory or {}, program.rank_of_stage, rank)
                 memory += [
                     RankBytes(rank=rank, of=title, at=at, kinds=kinds)
                     for title, kinds in by_title.items()
                     for at in (begin, drained)
                 ]
-            if segment["first_step"] == measured.first_step:
+            if segment.first_step == measured.first_step:
                 break
         last = max(end for ends in measured.ends for end in ends)
         timeline = measured.timeline(program)
         return chrome_trace(timeline, begin=max(begin, drained - last), memory=memory)
-    except (IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
+    except (IndexError, KeyError, ValueError) as error:
         raise DamagedError(f"{run.metrics_file} has another form ({error!r})") from error
 
 
 def _bytes_of_rank(
-    memory: Mapping[str, Any], rank_of_stage: Sequence[int], rank: int
+    memory: Mapping[str, Sequence[int]], rank_of_stage: Sequence[int], rank: int
 ) -> dict[str, dict[str, int]]:
     """Bytes at a rank in a segment, by kind: of its tensors and, on a GPU, of torch's allocator."""
     own = [stage for stage, owner in enumerate(rank_of_stage) if owner == rank]

@@ -402,8 +402,9 @@ def _loss_column() -> Column:
 def _speed_column() -> Column:
     """Tokens per second; in records with the deviation over segments and seeds, too."""
     column = averaged("tokens_per_second", "tokens\n/s", form="{:,.0f}", secondary=True)
-    further = {"_std_over_segments": attrgetter("speed_deviation")}
-    return replace(column, fields=column.fields | further | interval_fields(attrgetter("speed_interval")))
+    deviation: dict[str, Value] = {"_std_over_segments": attrgetter("speed_deviation")}
+    interval = interval_fields(attrgetter("speed_interval"))
+    return replace(column, fields={**column.fields, **deviation, **interval})
 
 
 def _speedup_column() -> Column:
@@ -475,7 +476,7 @@ def status_text(cell: CellResult) -> str:
 
 def _device(cell: CellResult) -> Any:
     starts = [run.measurement.start for run in cell.runs]
-    return next((start.get("device") for start in starts if start is not None), None)
+    return next((start.device for start in starts if start is not None), None)
 
 
 def _conditions(cell: CellResult) -> dict[str, Any]:

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status, state_after
 from stages.checkpoint.files import CheckpointError, folder_of, rows_before
 from stages.config.records import CHECKSUM, is_intact, open_file
+from stages.rows import End, Pause, Row, RowError, Start, TornError, parsed
 
 
 def missing_row(metrics: Path, kind: str, *, attempt: int, step: int) -> str:
@@ -43,18 +42,17 @@ def missing_row(metrics: Path, kind: str, *, attempt: int, step: int) -> str:
 
 def _missing(content: bytes, kind: str, *, name: str, attempt: int, step: int) -> str:
     start, last = _start_row(content), _row_at(content, len(content) - 1)
-    if start is None or start.get("attempt", attempt) != attempt:
+    if start is None or start.attempt not in (None, attempt):
         return f"{name} has no row of this attempt"
-    if last is None or last.get("kind") != kind:
-        actual = f"of kind {last['kind']}" if last is not None and "kind" in last else "damaged"
+    if not isinstance(last, End | Pause) or last.kind != kind:
+        actual = "damaged" if last is None else f"of kind {last.kind}"
         return f"the last row of {name} is {actual}, not the {kind} row"
-    reached = last.get("step")
-    if kind == "pause":
-        paused = type(reached) is int and reached >= step
-        return "" if paused else f"the pause row of {name} is of step {reached}, and not of {step}"
-    if reached != step:
-        return f"the end row of {name} is of step {reached}, and the run has {step}"
-    has_hash = re.fullmatch(r"[0-9a-f]{64}", str(last.get("weights_sha256")))
+    if isinstance(last, Pause):
+        paused = last.step >= step
+        return "" if paused else f"the pause row of {name} is of step {last.step}, and not of {step}"
+    if last.step != step:
+        return f"the end row of {name} is of step {last.step}, and the run has {step}"
+    has_hash = re.fullmatch(r"[0-9a-f]{64}", last.weights_sha256 or "")
     return "" if has_hash else f"the end row of {name} has no hash of the weights"
 
 
@@ -121,26 +119,26 @@ def _problem(
         if problem := _missing(content, "end", name=run.metrics_file.name, attempt=attempt, step=steps):
             return f"{run.metrics_file}: {problem}"
     start = _start_row(content)
-    if start is not None and (of := start.get("run", run.id)) != run.id:
-        return f"{run.metrics_file} is another run's: {of!r:.200}"
+    if start is not None and start.run not in (None, run.id):
+        return f"{run.metrics_file} is another run's: {start.run!r:.200}"
     last = content[content.rfind(b"\n", 0, max(len(content) - 1, 0)) + 1 :]
     if f'"{CHECKSUM}": '.encode() in last and not is_intact(content):
         return f"{run.metrics_file} does not match its checksum: it was changed after it was written"
     return _rows_lost(run, saved, content)
 
 
-def _start_row(content: bytes) -> Mapping[str, Any] | None:
+def _start_row(content: bytes) -> Start | None:
     """The last `start` row."""
-    return _row_at(content, content.rfind(b'"kind": "start"'))
+    row = _row_at(content, content.rfind(b'"kind": "start"'))
+    return row if isinstance(row, Start) else None
 
 
-def _row_at(content: bytes, position: int) -> Mapping[str, Any] | None:
-    """The row in the line that contains this byte; None for one that is not a JSON object."""
+def _row_at(content: bytes, position: int) -> Row | None:
+    """The row in the line that contains this byte; None for one that is torn or damaged."""
     if position < 0:
         return None
     first = content.rfind(b"\n", 0, position) + 1
     try:
-        row = json.loads(content[first : content.find(b"\n", position) + 1])
-    except (ValueError, RecursionError):
-        return None  # torn
-    return row if isinstance(row, dict) else None
+        return parsed(content[first : content.find(b"\n", position) + 1])
+    except (TornError, RowError):
+        return None

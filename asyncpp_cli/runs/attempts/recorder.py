@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import math
 import os
 import time
@@ -12,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec import structs
 
 from asyncpp_cli.base.atomic_files import write_bytes
 from asyncpp_cli.base.console import duration
@@ -23,6 +24,7 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Status
 from stages.checkpoint.files import FileEntry
 from stages.config.records import with_checksum
+from stages.rows import End, Evaluation, Pause, Row, Segment, Start, Step
 
 
 class MetricsWriter:
@@ -57,13 +59,13 @@ class MetricsWriter:
         """Size and SHA-256 of the file."""
         return FileEntry(bytes=self._size, sha256=self._digest.hexdigest())
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: Row) -> None:
         if not self.is_whole:
             raise OSError("metrics.jsonl was removed, cut or written by others while the run writes it")
-        if row["kind"] in ("end", "pause"):
-            line = with_checksum(json.dumps(row), before=self._digest)
+        if isinstance(row, End | Pause):
+            line = with_checksum(row.encoded(), before=self._digest)
         else:
-            line = (json.dumps(row) + "\n").encode()
+            line = f"{row.encoded()}\n".encode()
         self._digest.update(line)
         self._size += len(line)
         with doing("written", self._file):
@@ -101,9 +103,9 @@ class RunRecorder:
         self._claimed = math.nan
         self._tokens_per_step = 1
         self._replayed = False
-        self._last_step: Mapping[str, Any] | None = None
+        self._last_step: Step | None = None
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: Row) -> None:
         """Append a row to the metrics.
 
         `start` rows get the run's id, the attempt and the code version, `segment` rows the machine's load.
@@ -116,17 +118,18 @@ class RunRecorder:
             self._metrics = MetricsWriter(self._run)
         if not self._metrics.is_whole:
             self._check_not_superseded()
-        if row["kind"] == "start":
-            self._tokens_per_step, self._replayed = row["tokens_per_step"], row.get("replayed", False)
-            ours = {"run": self._run.id, "attempt": self._attempt.number}
-            row = {**row, **ours, "asyncpp": asyncpp_version(), "commit": commit()}
-        if row["kind"] == "segment":
-            row = {**row, "load_per_core": os.getloadavg()[0] / (os.cpu_count() or 1)}
+        match row:
+            case Start():
+                self._tokens_per_step, self._replayed = row.tokens_per_step or 1, bool(row.replayed)
+                ours = {"run": self._run.id, "attempt": self._attempt.number}
+                row = structs.replace(row, **ours, asyncpp=asyncpp_version(), commit=commit())
+            case Segment():
+                row = structs.replace(row, load_per_core=os.getloadavg()[0] / (os.cpu_count() or 1))
+            case Step():
+                self._last_step = row
         self._metrics.append(row)
         if self._lines is not None:
             self._lines.row(row)
-        if row["kind"] == "step":
-            self._last_step = row
 
     def timeline(self, timeline: Mapping[str, Any]) -> None:
         """Replace the run's timeline."""
@@ -182,10 +185,10 @@ class RunRecorder:
     def close(self) -> None:
         """Write the final progress with the mean throughput to the status, and close the metrics."""
         if (row := self._last_step) is not None:
-            rate = row["tokens"] / row["seconds"] if row["seconds"] else 0.0
+            rate = row.tokens / row.seconds if row.seconds else 0.0
             self._written_at = -math.inf
-            step = row["tokens"] // self._tokens_per_step
-            self.heartbeat(step, train_loss=row["train_loss"], tokens_per_second=rate)
+            step = row.tokens // self._tokens_per_step
+            self.heartbeat(step, train_loss=_loss(row), tokens_per_second=rate)
         if self._metrics is not None:
             self._metrics.close()
 
@@ -212,29 +215,26 @@ class StepLines:
         self._printed: tuple[float, int] | None = None
         """Time of the last step line, and tokens trained until then."""
 
-    def row(self, row: Mapping[str, Any]) -> None:
+    def row(self, row: Row) -> None:
         """Print a line for a metrics row, if it calls for one."""
-        match row["kind"]:
-            case "start":
-                self._began = time.monotonic(), int(row["step"])
-                self._tokens_per_step, self._replayed = (
-                    int(row["tokens_per_step"]),
-                    row.get("replayed", False),
-                )
-                after = f"resuming after step {row['step']}" if row["step"] else "beginning"
-                count, active = row["parameters"], row["active_parameters"]
+        match row:
+            case Start():
+                self._began = time.monotonic(), row.step
+                self._tokens_per_step, self._replayed = row.tokens_per_step or 1, bool(row.replayed)
+                after = f"resuming after step {row.step}" if row.step else "beginning"
+                count, active = row.parameters or 0, row.active_parameters or 0
                 parameters = f"{count:,} parameters" + (f" ({active:,} active)" if active < count else "")
-                _print(f"{after} of {self._steps}: {parameters}, on {row['device']}")
-            case "step":
+                _print(f"{after} of {self._steps}: {parameters}, on {row.device}")
+            case Step():
                 # Some schedules have several updates per step.
-                step = row["tokens"] // self._tokens_per_step
-                self._step(step, tokens=row["tokens"], train_loss=row["train_loss"])
-            case "eval":
-                _print(f"step {row['step']}: validation loss {row['val_loss']:.4f}")
-            case "end":
+                step = row.tokens // self._tokens_per_step
+                self._step(step, tokens=row.tokens, train_loss=_loss(row))
+            case Evaluation():
+                _print(f"step {row.step}: validation loss {row.val_loss:.4f}")
+            case End():
                 _print(f"completed: {self._steps} steps")
-            case "pause":
-                _print(f"paused after step {row['step']} of {self._steps}")
+            case Pause():
+                _print(f"paused after step {row.step} of {self._steps}")
 
     def _step(self, step: int, *, tokens: int, train_loss: float) -> None:
         """Print a step line, at most one every few seconds."""
@@ -250,6 +250,10 @@ class StepLines:
             figures = f"{rate}, {duration(remaining)} remaining"
         self._printed = now, tokens
         _print(f"step {step} of {self._steps}: training loss {train_loss:.4f}{figures}")
+
+
+def _loss(row: Step) -> float:
+    return math.nan if row.train_loss is None else row.train_loss
 
 
 def _print(line: str) -> None:

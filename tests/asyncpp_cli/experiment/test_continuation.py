@@ -10,6 +10,7 @@ import pytest
 from support.command_line import asyncpp, refusal, succeeded
 from support.files import contents
 from support.launches import weights
+from support.rows import plain
 
 import asyncpp as api
 from asyncpp_cli.runs.attempts.claims import claim
@@ -60,7 +61,7 @@ def trained_runs(folder: Path) -> list[Run]:
 
 
 def last_loss(run: Run) -> float:
-    return [float(row["val_loss"]) for row in run.metrics() if row["kind"] == "eval"][-1]
+    return [float(row["val_loss"]) for row in plain(run) if row["kind"] == "eval"][-1]
 
 
 @pytest.mark.slow
@@ -75,7 +76,7 @@ def test_a_run_in_two_parts_ends_with_the_weights_of_one(trained: Path, tmp_path
     assert "the learning rate was 0.01 in step 4 and is 0.01 in step 5" in extended.errors
     continued = trained_runs(tmp_path / "long")
     for run in continued:
-        assert [row["step"] for row in run.metrics() if row["kind"] in ("start", "step")] == [4, 5, 6]
+        assert [row["step"] for row in plain(run) if row["kind"] in ("start", "step")] == [4, 5, 6]
     whole = train(trained, "whole", "train.steps=6")
     assert [*map(weights, continued)] == [*map(weights, whole)]
     assert not {run.id for run in continued} & {run.id for run in whole}
@@ -110,7 +111,7 @@ def test_a_run_continues_under_a_cut_within_blocks(trained: Path, tmp_path: Path
     assert "-> [0.5, 1.5])" in extended.errors
     assert open_experiment(new).cells[0].axes["parallel.cut"] == "0.5-1.5"
     [run] = trained_runs(new)
-    parameters = {row["kind"]: row.get("stage_parameters") for row in run.metrics()}["start"]
+    parameters = {row["kind"]: row.get("stage_parameters") for row in plain(run)}["start"]
     assert parameters[1] > parameters[0]
     # The gradient's norm is summed by stage: float32 has 7 digits.
     assert last_loss(run) == pytest.approx(last_loss(whole(trained)[0]), rel=1e-6)
@@ -174,7 +175,7 @@ def test_a_damaged_checkpoint_a_running_run_and_a_used_folder_are_refused(
     assert "is damaged" in refused.errors
     said = refusal("train", run.folder, "--replay", remarks=1)
     assert "has no valid checkpoint of that step or a later one" in said
-    assert [row for row in run.metrics() if row["kind"] == "step"] == []
+    assert [row for row in plain(run) if row["kind"] == "step"] == []
     (run.checkpoints / "step-4").rename(run.checkpoints / "gone")
     lineage = run.lineage()
     assert lineage is not None
@@ -211,7 +212,7 @@ def test_a_checkpoint_of_another_run_is_passed_over_or_refused(trained: Path, tm
     shutil.move(tmp_path / "step-2", run.checkpoints / "step-2")
     ended = asyncpp("train", run.folder, "--replay")
     assert (ended.code, belongs in ended.errors) == (0, True), ended.errors
-    assert [row["step"] for row in run.metrics() if row["kind"] == "start"] == [0, 2]
+    assert [row["step"] for row in plain(run) if row["kind"] == "start"] == [0, 2]
     assert exported(run, tmp_path / "again") == undisturbed
 
 
@@ -231,4 +232,4 @@ def test_a_checkpoint_names_its_run_through_two_continuations(trained: Path, tmp
     assert lineage.saved_by.run == open_experiment(trained / "short").runs[1].id
     ended = succeeded("train", run.folder, "--replay")
     assert "is not used" not in ended.errors
-    assert [row["step"] for row in run.metrics() if row["kind"] == "start"] == [4]
+    assert [row["step"] for row in plain(run) if row["kind"] == "start"] == [4]

@@ -17,6 +17,7 @@ from support import launches
 from support.command_line import asyncpp, refusal, succeeded
 from support.files import write_program
 from support.launches import TINY
+from support.rows import plain
 
 import asyncpp as python_api
 from asyncpp_cli.base.errors import UserError
@@ -123,7 +124,7 @@ def test_edited_code_is_neither_trained_nor_averaged(rules: Path, tmp_path: Path
     succeeded(*sweep(new, "[1]"))
     succeeded("launch", new, "--replay")
     [edited] = open_experiment(new).runs
-    hashes = [each.metrics()[0]["code_sha256"]["optimizer"] for each in (run, edited)]
+    hashes = [plain(each)[0]["code_sha256"]["optimizer"] for each in (run, edited)]
     assert hashes == [each.config().optimizer.code_sha256 for each in (run, edited)]
     reported = asyncpp("report", old, new)
     assert "Runs that also differ in optimizer.code_sha256 were not averaged" in reported.output

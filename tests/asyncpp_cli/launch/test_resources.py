@@ -11,6 +11,7 @@ import torch
 from support.command_line import asyncpp, succeeded
 from support.files import write_program
 from support.launches import ONE, most_at_once, sweep
+from support.rows import plain
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch.local_machine import _planned_gb
@@ -79,7 +80,7 @@ def test_a_cell_of_two_data_ranks_is_launched_on_two_processes(tmp_path: Path) -
     succeeded("launch", tmp_path / "e")
     assert run.status().state == State.COMPLETED, run.status().reason
     assert [bool(Attempt(run, 1).processes(rank)) for rank in range(3)] == [True, True, False]
-    start, *rows = run.metrics()
+    start, *rows = plain(run)
     assert [row["step"] for row in rows if row["kind"] == "step"] == [1, 2, 3]
     assert start["tokens_per_step"] == 2 * run.config().schedule.microbatches * 16
     assert rows[-1]["kind"] == "end"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.command_line import succeeded
 from support.launches import ONE, sweep
+from support.rows import plain
 
 SECONDS = 25
 """Time that the first compilation takes at least; longer than the messages of these runs wait."""
@@ -55,7 +56,7 @@ def test_a_slow_compiler_delays_the_start_and_ends_no_run(
     experiment = sweep(tmp_path / "e", *ONE, *SETTINGS, "train.compile=true")
     succeeded("launch", experiment.folder, "--quiet")
     assert (tmp_path / "slow-g++.slept").is_dir()
-    [start] = [row for row in experiment.runs[0].metrics() if row["kind"] == "start"]
+    [start] = [row for row in plain(experiment.runs[0]) if row["kind"] == "start"]
     assert start["compiled"]
     assert start["warm_up_seconds"] > 0
 

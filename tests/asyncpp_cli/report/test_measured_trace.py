@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.command_line import refusal, succeeded
 from support.launches import sweep
+from support.rows import plain
 
 from asyncpp_cli.report.load.measured_timeline import read_measured_timeline
 from asyncpp_cli.runs.run_folder import Run
@@ -38,7 +39,7 @@ def test_a_run_is_a_trace_of_its_last_steps_and_of_its_memory(tmp_path: Path) ->
         assert [event["name"] for event in of_rank] == [str(action) for action in actions]
         assert all(event["dur"] >= 0 for event in of_rank)
 
-    segments = [row for row in run.metrics() if row["kind"] == "segment"]
+    segments = [row for row in plain(run) if row["kind"] == "segment"]
     assert [row["first_step"] for row in segments] == [0, 4]
     first_end, last_end = (row["seconds"] * 1e6 for row in segments)
     assert all(first_end <= event["ts"] for event in spans)

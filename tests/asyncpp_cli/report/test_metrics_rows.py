@@ -1,4 +1,4 @@
-"""Metrics read fast are those read as any JSON, and a run's numbers those worked out by hand."""
+"""Rows of metrics are read as they were written, and a run's numbers are those worked out by hand."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.report_experiment import ExperimentFolder, cells_of, metrics, settings
+from support.rows import measured as measure
+from support.rows import step_row, typed
 
-from asyncpp_cli.report.load import metrics_rows as rows_module
 from asyncpp_cli.report.load.measure import Measurement
-from asyncpp_cli.report.load.measure import measure as measure_metrics
-from asyncpp_cli.report.load.metrics_rows import STEP_SCHEMA, Metrics, from_rows, read_metrics
+from asyncpp_cli.report.load.metrics_rows import STEP_SCHEMA, Metrics, by_kind, read_metrics
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
+from stages.rows import RowError
 
 
 def written(folder: Path, text: str) -> Run:
@@ -35,37 +37,35 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> str:
 def assert_same(found: Metrics, expected: Metrics) -> None:
     assert found.steps.equals(expected.steps, null_equal=True)
     # Text: of two losses that are NaN none equals the other.
-    assert (repr(found.others), found.torn) == (repr(expected.others), expected.torn)
+    texts = [
+        repr([each.starts, each.evaluations, each.segments, each.pauses, each.ends, each.torn])
+        for each in (found, expected)
+    ]
+    assert texts[0] == texts[1]
 
 
-def read_slowly(run: Run) -> Metrics:
-    rows, torn = run.metrics_and_torn_lines()
-    return from_rows(rows, torn=torn)
-
-
-@pytest.fixture
-def only_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slow way is an error."""
-
-    def never(*_: Any, **__: Any) -> Metrics:
-        raise AssertionError("read slowly")
-
-    monkeypatch.setattr(rows_module, "from_rows", never)
-
-
-@pytest.mark.usefixtures("only_fast")
 @pytest.mark.parametrize("loss", [2.5, math.nan, math.inf, -math.inf])
-def test_a_whole_file_is_read_fast(tmp_path: Path, loss: float) -> None:
+def test_rows_are_read_as_they_were_written(tmp_path: Path, loss: float) -> None:
     rows = metrics(val_losses=(4.0, loss))
     rows[2] |= {"train_loss": loss, "grad_norm": None, "skipped": True}
-    run = written(tmp_path, lines(rows))
+    assert [json.loads(typed(row).encoded()) for row in metrics()] == metrics()
+    run = written(tmp_path, "".join(f"{typed(row).encoded()}\n" for row in rows))
     found = read_metrics(run)
-    assert_same(found, read_slowly(run))
-    assert found.steps["step"].to_list() == [1, 2, 3, 4]
-    assert [row["kind"] for row in found.others] == ["start", "segment", "eval", "segment", "eval", "end"]
-    without_steps = written(tmp_path, lines(rows[:1]))
-    assert_same(read_metrics(without_steps), read_slowly(without_steps))
-    assert read_metrics(Run(tmp_path / "none")).others == ()
+    assert_same(found, by_kind(map(typed, rows)))
+    assert repr(found.steps["train_loss"].to_list()[1:3]) == repr([loss, 4.25])
+    assert repr([row.val_loss for row in found.evaluations]) == repr([4.0, loss])
+    assert [row.kind for row in run.rows() if row.kind != "step"] == [
+        *("start", "segment", "eval", "segment", "eval", "end")
+    ]
+    assert read_metrics(Run(tmp_path / "none")).is_empty
+
+
+def test_rows_of_earlier_versions_and_of_other_kinds_are_read(tmp_path: Path) -> None:
+    """A kind that is gone is no torn line, and fields that are unknown or missing are no damage."""
+    old = {"kind": "start", "step": 0, "device": "cpu", "gone": [1]}
+    text = lines([old, {"kind": "diagnostics", "step": 1, "values": {}}, *metrics()[1:2]])
+    found = read_metrics(written(tmp_path, text))
+    assert (found.torn, len(found.steps), found.starts[0].done) == (0, 1, 0)
 
 
 def test_a_torn_line_is_counted_wherever_it_is(tmp_path: Path) -> None:
@@ -81,22 +81,29 @@ def test_a_torn_line_is_counted_wherever_it_is(tmp_path: Path) -> None:
 
 @given(st.data())
 @pytest.mark.slow
-def test_resumed_runs_lose_the_same_rows_either_way(data: st.DataObject) -> None:
+def test_resumed_runs_keep_the_rows_of_the_last_attempt_at_each_step(data: st.DataObject) -> None:
     """Attempts that go on from any step, with rows of any later ones before them."""
     rows: list[dict[str, Any]] = []
+    steps: dict[int, float] = {}
+    evaluated: dict[int, int] = {}
     done = 0
-    for _ in range(data.draw(st.integers(1, 4))):
+    for attempt in range(data.draw(st.integers(1, 4))):
         begin = data.draw(st.integers(0, done))
         rows.append({"kind": "start", "step": begin, "updates": begin})
         done = begin + data.draw(st.integers(0, 4))
+        steps = {step: loss for step, loss in steps.items() if step <= begin}
+        evaluated = {step: of for step, of in evaluated.items() if step <= begin}
         for step in range(begin + 1, done + 1):
-            rows.append(dict(metrics()[1]) | {"step": step, "train_loss": data.draw(st.floats(1, 5))})
+            steps[step] = data.draw(st.floats(1, 5))
+            rows.append(step_row(step) | {"train_loss": steps[step]})
             if data.draw(st.booleans()):
-                rows.append({"kind": "eval", "step": step, "tokens": step, "val_loss": 1.0, "seconds": 1.0})
+                evaluated[step] = attempt
+                values = {"step": step, "tokens": attempt, "val_loss": 1.0, "seconds": 1.0}
+                rows.append({"kind": "eval", **values})
     with tempfile.TemporaryDirectory() as folder:
-        run = written(Path(folder), lines(rows))
-        expected = read_slowly(run)
-        assert_same(rows_module._read_fast(run.metrics_file.read_bytes()), expected)
+        found = read_metrics(written(Path(folder), lines(rows)))
+    assert dict(found.steps.select("step", "train_loss").iter_rows()) == steps
+    assert {row.step: row.tokens for row in found.evaluations} == evaluated
 
 
 @pytest.mark.parametrize(
@@ -109,10 +116,10 @@ def test_resumed_runs_lose_the_same_rows_either_way(data: st.DataObject) -> None
 def test_a_step_row_of_another_form_is_an_error(tmp_path: Path, name: str, value: Any) -> None:
     rows = metrics()
     rows[1][name] = value
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises(RowError, match="a row of kind step: .*" + name):
         read_metrics(written(tmp_path, lines(rows)))
     del rows[1][name]
-    with pytest.raises((KeyError, ValueError)):
+    with pytest.raises(RowError, match=f"missing required field `{name}`"):
         read_metrics(written(tmp_path, lines(rows)))
 
 
@@ -128,11 +135,7 @@ def test_a_line_that_no_reader_can_parse_is_a_torn_line(line: str, tmp_path: Pat
     whole = read_metrics(written(tmp_path, lines(rows)))
     found = read_metrics(written(tmp_path, lines(rows) + line + "\n"))
     assert (whole.torn, found.torn) == (0, 1)
-    assert_same(Metrics(steps=found.steps, others=found.others), whole)
-
-
-def measure(rows: Sequence[Mapping[str, Any]]) -> Measurement:
-    return measure_metrics(from_rows(rows))
+    assert_same(replace(found, torn=0), whole)
 
 
 def test_bits_per_byte_counts_the_bytes_of_a_token() -> None:

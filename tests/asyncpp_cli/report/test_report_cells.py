@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 from support import report_experiment
 from support.report_experiment import settings
+from support.rows import segment
 
 from asyncpp_cli.planner.costs.devices import peak_tflops
 from asyncpp_cli.report.analysis.aggregate import aggregate, aggregate_best
@@ -19,13 +20,14 @@ from asyncpp_cli.report.analysis.statistics import spread
 from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.formats.charts import charts
 from asyncpp_cli.report.load.experiments import utilisation
-from asyncpp_cli.report.load.measure import Evaluation, measure
-from asyncpp_cli.report.load.metrics_rows import from_rows
+from asyncpp_cli.report.load.measure import measure
+from asyncpp_cli.report.load.metrics_rows import by_kind
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.columns import NOT_REACHED, measured_columns, records, value_columns
 from asyncpp_cli.report.tables.document import table_of_cells
 from asyncpp_cli.runs.settings import with_settings
 from stages.config.run_config import RunConfig
+from stages.rows import Evaluation, Experts, Segment, Start
 
 LR = "optimizer.lr"
 
@@ -312,7 +314,7 @@ def test_the_way_to_a_target_ends_at_the_first_evaluation_at_or_below_it() -> No
         ([reaching("1f1b", (10, 2.1)), reaching("1f1b", (10, 1.9), seed=1)], "1/2 reached", "1/2 reached"),
         ([run("1f1b", None, state="pending")], "-", "-"),
         # A replay takes no time.
-        ([reaching("1f1b", (10, 1.9), start={"replayed": True})], "10", "-"),
+        ([reaching("1f1b", (10, 1.9), start=Start(step=0, replayed=True))], "10", "-"),
     ],
 )
 def test_what_is_shown_of_a_target(runs: list[RunResult], steps: str, seconds: str) -> None:
@@ -334,7 +336,9 @@ def test_utilisation_of_a_mixture_counts_the_experts_that_a_token_meets() -> Non
     attention = 2 * 128 * 128 + 2 * 128 * 64 + 2 * 128
     dense, routed = 3 * 128 * 384, (3 + 1) * 3 * 128 * 96 + 16 * 128
     needed = 6 * (4 * attention + dense + 3 * routed + 128 + 100 * 128) + 12 * 4 * 128 * 64
-    measured = utilisation(config, run("1f1b", speed=1e3, measured={"start": {"device": "any"}}, **RANKS))
+    measured = utilisation(
+        config, run("1f1b", speed=1e3, measured={"start": Start(step=0, device="any")}, **RANKS)
+    )
     assert measured == pytest.approx(1e3 * needed / 4e12)
 
 
@@ -350,11 +354,11 @@ def test_utilisation_is_the_arithmetic_of_the_model_over_the_peak() -> None:
         changed = replace(changed, model=replace(config.model, **model))
         return utilisation(changed, run("1f1b", speed=1e6, measured={"start": start}, **RANKS))
 
-    start = {"device": "NVIDIA H100 80GB HBM3"}
+    start = Start(step=0, device="NVIDIA H100 80GB HBM3")
     assert of(start) == pytest.approx(1e6 * needed / (4 * 989.4e12))
     assert of(start, tflops=100.0) == pytest.approx(1e6 * needed / (4 * 100e12))
     unknown = [of(start, factory="package.module:make"), of(start, family="of-a-later-version")]
-    assert [*unknown, of({"device": "cpu"}), of({}), of(None)] == [None] * 5
+    assert [*unknown, of(Start(step=0, device="cpu")), of(Start(step=0)), of(None)] == [None] * 5
 
 
 @pytest.mark.parametrize(
@@ -378,13 +382,12 @@ def test_memory_and_ranks_are_shown_where_they_are_known() -> None:
 
 
 def test_the_load_of_experts_is_that_of_the_last_segment() -> None:
-    def segment(*largest: float) -> dict[str, Any]:
-        load = {"blocks": [1, 2], "max_over_mean": largest, "entropy": [0.9, 0.8], "never_chosen": [0, 3]}
-        row = {"kind": "segment", "steady_seconds": 0.0, "delay_max": [0], "mismatch_max": [0], "busy": []}
-        return {**row, "first_step": 0, "steps": 2, "seconds": 1.0, "experts": load}
+    def loaded(*largest: float) -> Segment:
+        load = {"blocks": [1, 2], "entropy": [0.9, 0.8], "never_chosen": [0, 3]}
+        return segment(experts=Experts(max_over_mean=[*largest], **load))
 
-    measured = measure(from_rows([segment(4.0, 4.0), segment(1.5, 2.5)]))
-    other = measure(from_rows([segment(1.5, 3.5)]))
+    measured = measure(by_kind([loaded(4.0, 4.0), loaded(1.5, 2.5)]))
+    other = measure(by_kind([loaded(1.5, 3.5)]))
     assert (measured.load_max_over_mean, measured.load_entropy) == (2.5, 0.8)
     assert measured.experts_never_chosen == 3
     loads = [replace(load, val_loss=2.0) for load in (measured, other)]
@@ -392,7 +395,7 @@ def test_the_load_of_experts_is_that_of_the_last_segment() -> None:
     assert (text(cell, "load_max_over_mean"), cell.load_by_block) == ("3.00±6.35", [1.5, 3.0])
     assert records([cell])[0]["experts_never_chosen"] == 3
     assert text(last(run("2bw", 2.0)), "load_max_over_mean") == "-"
-    assert measure(from_rows([])).load_by_block == ()
+    assert measure(by_kind([])).load_by_block == ()
 
 
 def tried(schedule: str, losses: dict[float, float | None], *, seed: int = 0) -> list[RunResult]:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from support.browser import CHROMIUM, Page, browser, needs_chromium
 from support.command_line import succeeded
-from support.report_experiment import ExperimentFolder, metrics, settings, step_row
+from support.report_experiment import ExperimentFolder, metrics, settings
+from support.rows import step_row
 
 from asyncpp_cli.runs.status import State, Status
 

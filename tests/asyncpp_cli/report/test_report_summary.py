@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support import report_experiment
 from support.files import ROOT
+from support.rows import segment
 
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.shipped import template_names
@@ -25,6 +26,7 @@ from asyncpp_cli.report.load.measure import Measurement, Slowest, slowest
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.document import table_of_cells
 from asyncpp_cli.runs.settings import items
+from stages.rows import Start
 
 
 def words_of(*runs: RunResult) -> str:
@@ -34,7 +36,7 @@ def words_of(*runs: RunResult) -> str:
 def run(
     schedule: str, *named: Any, loss: float = 2.0, tokens_per_parameter: float = 40.0, **further: Any
 ) -> RunResult:
-    start = {"parameters": 1000, "tokens_per_step": 100 * tokens_per_parameter}
+    start = Start(step=0, parameters=1000, tokens_per_step=int(100 * tokens_per_parameter))
     measured = {"steps_done": 10, "bubble": further.pop("bubble", None), "start": start}
     return report_experiment.run(schedule, *named, loss=loss, measured=measured, **further)
 
@@ -153,7 +155,10 @@ def test_speed_says_what_its_intervals_allow_and_that_the_machine_was_busy(
     ("measured", "said"),
     [
         ({"load_per_core": 3 * CROWDED}, f"busy during 1 of 2 runs (up to {3 * CROWDED:.1f} processes"),
-        ({"start": {"attention_share": 0.38}}, "Attention within documents: 62% of causal attention"),
+        (
+            {"start": Start(step=0, attention_share=0.38)},
+            "Attention within documents: 62% of causal attention",
+        ),
     ],
 )
 def test_conditions_of_some_of_the_runs_are_said(measured: dict[str, Any], said: str) -> None:
@@ -169,7 +174,7 @@ def test_conditions_of_some_of_the_runs_are_said(measured: dict[str, Any], said:
 )
 def test_a_condition_names_its_first_values_and_counts_the_others(hosts: int, said: str) -> None:
     plain = run("1f1b", **{"parallel.stages": 1})
-    starts = [{"host": f"h{number}"} for number in range(hosts)]
+    starts = [Start(step=0, host=f"h{number}") for number in range(hosts)]
     runs = [replace(plain, measurement=replace(plain.measurement, start=start)) for start in starts]
     geometry, machine, *_ = conditions_lines(aggregate(runs)[0])
     assert f"{said}, device" in machine
@@ -179,10 +184,9 @@ def test_a_condition_names_its_first_values_and_counts_the_others(hosts: int, sa
 def uneven(schedule: str, seconds: list[list[float]], hosts: list[list[str]] | None = None) -> RunResult:
     """A run whose data ranks (of each rank of the pipeline) computed so long for a micro-batch."""
     result = run(schedule)
-    start = {"host": "node0", **(result.measurement.start or {})}
-    segment = {"steps": 4, "compute_seconds": seconds} | ({"hosts": hosts} if hosts else {})
-    even = segment | {"steps": 1, "compute_seconds": [[0.0] * len(of_rank) for of_rank in seconds]}
-    measured = slowest([segment, even], start)
+    start = Start(step=0, host="node0")
+    even = segment(compute_seconds=[[0.0] * len(of_rank) for of_rank in seconds], hosts=hosts)
+    measured = slowest([segment(steps=4, compute_seconds=seconds, hosts=hosts), even], start)
     return replace(result, measurement=replace(result.measurement, slowest=measured))
 
 
@@ -206,11 +210,11 @@ def test_a_data_rank_that_is_slower_than_its_peers_is_named_with_its_machine() -
     said = words_of(run("1f1b"), uneven("2bw", [[1.0, 1.0, 1.0], [1.0, 1.3, 1.0]], hosts))
     assert "Slow machine: in 2bw muon (run 2bw-0) data rank 1 of rank 1, on node5, takes 1.30 times" in said
     assert "Balance" not in said
-    found = slowest([{"steps": 1, "compute_seconds": [[1.0, 3.0]]}], {"host": "node0"})
+    found = slowest([segment(compute_seconds=[[1.0, 3.0]])], Start(step=0, host="node0"))
     assert found == Slowest(rank=0, ratio=1.0, peer=(0, 1), peer_ratio=3.0, host="node0")
     # One rank alone waits for nobody.
     for seconds in ([[1.0]], []):
-        assert slowest([{"steps": 1, "compute_seconds": seconds}], None) is None
+        assert slowest([segment(compute_seconds=seconds)], None) is None
 
 
 def swept(template: str) -> tuple[list[CellResult], list[str]]:

@@ -14,6 +14,7 @@ from support.command_line import succeeded
 from support.files import ROOT
 from support.launches import train_all
 from support.report_experiment import cells_of, report_of
+from support.rows import plain
 
 from asyncpp import Experiment
 from asyncpp_cli.report.formats.charts import charts
@@ -55,7 +56,7 @@ def test_a_report_has_each_set(folder: Path) -> None:
     train_all("e")
     sync, delayed = cells_of(folder / "e")
     runs = open_experiment(folder / "e").runs
-    rows = {run.id: [row for row in run.metrics() if row["kind"] == "eval"][-1] for run in runs}
+    rows = {run.id: [row for row in plain(run) if row["kind"] == "eval"][-1] for run in runs}
     for name in ("data", "wiki", "code"):
         losses = {run: row["sets"][name]["val_loss"] for run, row in rows.items()}
         means = [sum(losses[run] for run in cell["runs"]) / 2 for cell in (sync, delayed)]

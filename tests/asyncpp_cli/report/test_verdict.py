@@ -48,6 +48,7 @@ from asyncpp_cli.runs.run_folder import Lineage
 from asyncpp_cli.runs.status import State, Status
 from schedules import is_synchronous
 from stages.checkpoint.files import Owner
+from stages.rows import Start
 
 
 def curve(steps: float) -> float:
@@ -353,7 +354,9 @@ def test_a_run_for_its_speed_alone_has_no_loss_in_any_format(tmp_path: Path) -> 
 
 def test_replayed_runs_have_no_time() -> None:
     runs = runs_of([("1f1b", 1200, curve(1200), None), *((*arm[:3], None) for arm in DELAYED)])
-    runs = [replace(one, measurement=replace(one.measurement, start={"replayed": True})) for one in runs]
+    runs = [
+        replace(one, measurement=replace(one.measurement, start=Start(step=0, replayed=True))) for one in runs
+    ]
     _, [line] = verdict_lines(averaged(runs))
     assert "replayed runs have no throughput" in line
 

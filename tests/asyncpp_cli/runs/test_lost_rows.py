@@ -18,6 +18,7 @@ import pytest
 from support.command_line import asyncpp, succeeded
 from support.launches import ONE, sweep
 from support.report_experiment import cells_of
+from support.rows import plain
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run
@@ -64,7 +65,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def comparable(run: Run) -> list[dict[str, object]]:
-    rows = [row for row in run.metrics() if row["kind"] != "start"]
+    rows = [row for row in plain(run) if row["kind"] != "start"]
     return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
 
 

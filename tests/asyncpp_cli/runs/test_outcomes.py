@@ -16,7 +16,7 @@ from support.attempts import claimed, fall
 from support.command_line import asyncpp, succeeded
 from support.files import edit
 from support.launches import ONE, sweep
-from support.report_experiment import step_row
+from support.rows import plain, step_row, typed
 from support.small_runs import small_config
 
 from asyncpp_cli.base.errors import TakenOverError
@@ -32,6 +32,7 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
 from stages.comm.rendezvous.client import GoneError
 from stages.config.run_config import changed
+from stages.rows import Start
 
 
 @pytest.fixture
@@ -241,7 +242,7 @@ def test_an_age_goes_on_where_the_file_servers_clock_is_set(run: Run) -> None:
 
 def recording(attempt: Attempt) -> RunRecorder:
     recorder = RunRecorder(attempt.run, attempt=attempt.number)
-    recorder.append({"kind": "start", "step": 0, "tokens_per_step": 8})
+    recorder.append(Start(step=0, tokens_per_step=8))
     return recorder
 
 
@@ -252,16 +253,16 @@ def test_a_frozen_attempt_that_goes_on_after_the_next_has_begun_writes_nothing(r
     settle(run, all_over=first.number)
     recorder = recording(claimed(run, processes=1, replay=True, steps=4))
     written = run.metrics_file.read_bytes(), run.status_file.read_bytes()
-    for write in (lambda: frozen.append(step_row(1)), frozen.flush):
+    for write in (lambda: frozen.append(typed(step_row(1))), frozen.flush):
         with pytest.raises(TakenOverError, match="attempt 2 has begun"):
             write()
     frozen.timeline({})
     frozen.close()
     assert (run.metrics_file.read_bytes(), run.status_file.read_bytes()) == written
     assert run.timeline() is None
-    recorder.append(step_row(1))
+    recorder.append(typed(step_row(1)))
     recorder.close()
-    assert [row["kind"] for row in run.metrics()] == ["start", "step"]
+    assert [row["kind"] for row in plain(run)] == ["start", "step"]
 
 
 def test_a_status_that_was_being_written_as_the_next_attempt_began_is_lost(run: Run) -> None:

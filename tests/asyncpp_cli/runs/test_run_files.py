@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.attempts import claimed
-from support.report_experiment import step_row
+from support.rows import plain, segment, step_row, typed
 
 from asyncpp_cli.base.atomic_files import read_json, write_json
 from asyncpp_cli.base.version import asyncpp_version, commit
 from asyncpp_cli.runs.attempts.recorder import MetricsWriter, RunRecorder
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
+from stages.rows import End, Evaluation, Start
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def run(tmp_path: Path) -> Run:
 def write(run: Run, *rows: dict[str, object]) -> None:
     writer = MetricsWriter(run)
     for row in rows:
-        writer.append(row)
+        writer.append(typed(row))
     writer.close()
 
 
@@ -46,42 +47,42 @@ def test_a_torn_line_costs_itself_alone(tmp_path_factory: pytest.TempPathFactory
     last = whole[:cut].rpartition(b"\n")[2]
     if last in whole.split(b"\n") and last:
         kept.append(json.loads(last))  # only its line end is missing
-    assert run.metrics() == kept
+    assert plain(run) == kept
     write(run, step_row(9))
-    assert run.metrics() == [*kept, step_row(9)]
+    assert plain(run) == [*kept, step_row(9)]
 
 
 def test_steps_that_are_done_again_count_once(run: Run) -> None:
     rows = [
         {"kind": "start", "step": 0, "attempt": 1},
         step_row(1),
-        {"kind": "segment", "first_step": 0, "steps": 2},
+        segment(0, 2).plain(),
         step_row(2),
-        {"kind": "segment", "first_step": 2, "steps": 2},
+        segment(2, 2).plain(),
         step_row(3),
-        {"kind": "eval", "step": 3},
-        {"kind": "end", "step": 3},
+        Evaluation(step=3, tokens=24, val_loss=2.0, seconds=1.5).plain(),
+        End(step=3).plain(),
         {"kind": "start", "step": 2, "attempt": 2},
         step_row(3),
     ]
     write(run, *rows)
-    assert run.metrics() == [*rows[:4], *rows[8:]]
+    assert plain(run) == [*rows[:4], *rows[8:]]
     write(run, {"kind": "start", "step": 0, "attempt": 3})
-    assert run.metrics() == [{"kind": "start", "step": 0, "attempt": 3}]
+    assert plain(run) == [{"kind": "start", "step": 0, "attempt": 3}]
 
 
 def test_where_a_step_has_several_updates_a_resumed_run_drops_by_updates(run: Run) -> None:
     rows = [step_row(7), step_row(8), step_row(9), {"kind": "start", "step": 2, "updates": 8}, step_row(9)]
     write(run, *rows)
-    assert run.metrics() == [*rows[:2], *rows[3:]]
+    assert plain(run) == [*rows[:2], *rows[3:]]
 
 
 def test_the_recorder_says_how_far_the_run_is_and_which_attempt_wrote(run: Run) -> None:
     attempt = claimed(run, processes=1, replay=True, steps=4)
     recorder = RunRecorder(run, attempt=attempt.number)
-    recorder.append({"kind": "start", "step": 0, "tokens_per_step": 8})
+    recorder.append(Start(step=0, tokens_per_step=8))
     for step in (1, 2, 3):
-        recorder.append(step_row(step))
+        recorder.append(typed(step_row(step)))
         recorder.heartbeat(step, train_loss=1.0 / step, tokens_per_second=1.0)
     assert run.status().step == 1  # the later ones came too soon after it
     recorder.close()
@@ -89,11 +90,11 @@ def test_the_recorder_says_how_far_the_run_is_and_which_attempt_wrote(run: Run) 
     assert (status.state, status.step, status.steps, status.attempt) == (State.RUNNING, 3, 4, 1)
     assert (status.train_loss, status.tokens_per_second) == (1.0 / 3.0, 16.0)
     code = {"run": run.id, "asyncpp": asyncpp_version(), "commit": commit()}
-    assert run.metrics()[0] == {"kind": "start", "step": 0, "tokens_per_step": 8, "attempt": 1} | code
+    assert plain(run)[0] == {"kind": "start", "step": 0, "tokens_per_step": 8, "attempt": 1} | code
     # A replay says nothing of speed.
     recorder = RunRecorder(run, attempt=attempt.number)
-    recorder.append({"kind": "start", "step": 0, "tokens_per_step": 8, "replayed": True})
-    recorder.append(step_row(1))
+    recorder.append(Start(step=0, tokens_per_step=8, replayed=True))
+    recorder.append(typed(step_row(1)))
     recorder.heartbeat(1, train_loss=1.0, tokens_per_second=1.0)
     assert run.status().tokens_per_second is None
     recorder.close()
@@ -102,12 +103,12 @@ def test_the_recorder_says_how_far_the_run_is_and_which_attempt_wrote(run: Run) 
 
 def test_a_row_that_is_written_in_part_is_told_with_what_stops_it(run: Run) -> None:
     recorder = RunRecorder(run, attempt=claimed(run, processes=1, replay=True, steps=4).number)
-    recorder.append({"kind": "start", "step": 0, "tokens_per_step": 8})
+    recorder.append(Start(step=0, tokens_per_step=8))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (run.metrics_file.stat().st_size + 5, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large") as caught:
-            recorder.append(step_row(1))
+            recorder.append(typed(step_row(1)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.filename == str(run.metrics_file)
@@ -127,10 +128,10 @@ def test_metrics_that_are_harmed_while_they_are_written_end_the_run(
     harm: Callable[[Path], object], run: Run
 ) -> None:
     metrics = MetricsWriter(run)
-    metrics.append({"kind": "start", "step": 0, "attempt": 1})
+    metrics.append(Start(step=0, attempt=1))
     harm(run.metrics_file)
     with pytest.raises(OSError, match="removed, cut or written by others while the run writes it"):
-        metrics.append(step_row(1))
+        metrics.append(typed(step_row(1)))
     metrics.close()
 
 

@@ -23,6 +23,7 @@ from stages.checkpoint.files import CheckpointError
 from stages.comm.process import Process
 from stages.config.records import encoded
 from stages.config.run_config import RunConfig, ScheduleConfig
+from stages.rows import Row, Step
 from stages.trainer import replay, train
 
 
@@ -161,9 +162,9 @@ class FillsTheDisk(Rows):
         super().__init__()
         self._size = size
 
-    def append(self, row: Any) -> None:
+    def append(self, row: Row) -> None:
         super().append(row)
-        if row["kind"] == "step" and row["step"] in (3, 5):
+        if isinstance(row, Step) and row.step in (3, 5):
             wait_for_saving()
             resource.setrlimit(resource.RLIMIT_FSIZE, (self._size, resource.RLIM_INFINITY))
 
@@ -217,9 +218,9 @@ class WritesWhileTraining(Rows):
         self._after = after
         self._trained = threading.Event()
 
-    def append(self, row: Any) -> None:
+    def append(self, row: Row) -> None:
         super().append(row)
-        if row["kind"] == "step" and row["step"] > self._after:
+        if isinstance(row, Step) and row.step > self._after:
             self._trained.set()
 
     def flush(self) -> None:

@@ -25,6 +25,7 @@ from stages.checkpoint.saved_weights import newest_weights
 from stages.comm.process import Process
 from stages.config.run_config import CORRECTION_NAMES, CorrectionConfig, RunConfig, changed
 from stages.pipeline.build import segment_lengths
+from stages.rows import Row
 from stages.shape.families import describe
 from stages.trainer import replay, train
 from stages.training_loop import TrainingResult
@@ -87,7 +88,7 @@ class KilledAt(Rows):
         super().__init__()
         self._left = row
 
-    def append(self, row: Any) -> None:
+    def append(self, row: Row) -> None:
         if self._left == 0:
             raise Killed
         self._left -= 1

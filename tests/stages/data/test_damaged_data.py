@@ -6,9 +6,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from support.texts import write_nanogpt, write_shards
 from stages.config.run_config import DataConfig, changed
 from stages.data.dataset import Corpus, DataError, find_corpus, prepare, vocabulary
 from stages.data.shards import Tokens, count
+from stages.rows import Row, Step
 from stages.trainer import replay
 
 TRAIN = [(7 * i + i * i) % 1000 for i in range(600)]
@@ -143,9 +143,9 @@ class ChangesData(Rows):
         super().__init__()
         self._change, self._step = change, step
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: Row) -> None:
         super().append(row)
-        if row["kind"] == "step" and row["step"] == self._step:
+        if isinstance(row, Step) and row.step == self._step:
             self._change()
 
 

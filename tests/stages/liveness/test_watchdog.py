@@ -7,7 +7,6 @@ import threading
 import time
 import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.small_runs import Rows, small_config
@@ -15,6 +14,7 @@ from support.small_runs import Rows, small_config
 from stages.config.run_config import changed
 from stages.liveness.watchdog import Activity, watching
 from stages.model.custom import FactoryError
+from stages.rows import Row
 from stages.trainer import replay
 
 
@@ -49,9 +49,9 @@ class Stuck(Rows):
         self.told = message
         self.noticed.set()
 
-    def append(self, row: Any) -> None:
+    def append(self, row: Row) -> None:
         super().append(row)
-        if row["kind"] == self._where and row.get("step") != 1:
+        if row.kind == self._where and getattr(row, "step", None) != 1:
             self.noticed.wait(self._seconds)
 
     def flush(self) -> None:
