@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import rows as rows_support
 from support.command_line import asyncpp
 from support.files import ROOT
 from typer.testing import CliRunner, Result
@@ -154,7 +155,7 @@ START = {"kind": "start", "step": 0, "microbatches": 4, "rank_of_stage": [0, 1]}
 
 
 def test_compare_takes_the_times_that_a_run_measured(tmp_path):
-    segment = {"kind": "segment", "busy": [0.9, 0.8]}
+    segment = rows_support.segment(busy=[0.9, 0.8]).plain()
     run_folder = write_run(
         tmp_path / "run",
         [
