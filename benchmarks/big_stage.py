@@ -50,10 +50,10 @@ from stages.memory.measure import MemoryMeter
 from stages.model.compiler import compiles_here
 from stages.pipeline.build import Rank, activation_shape, build_ranks, dtypes, segment_lengths
 from stages.pipeline.executor import drive
+from stages.resolve.checks import ConfigError, check
 from stages.shape.families import describe
 from stages.shape.partition import cut_of
 from stages.update.rank_stats import staleness_problem
-from stages.validation import ConfigError, check
 
 GB = 1e9
 COLUMNS = (

@@ -38,7 +38,7 @@ TORCH_FREE = (
     "stages/config/run_config.py",
     "stages/config/segments.py",
     "stages/weights/gradient_buffers.py",
-    "stages/validation.py",
+    "stages/resolve",
     "stages/checkpoint/files.py",
     "stages/checkpoint/initial_weights.py",
     "stages/shape",

@@ -34,8 +34,8 @@ from stages.checkpoint.files import (
     read_manifest,
 )
 from stages.config.run_config import RunConfig, changed
+from stages.resolve.checks import ConfigError, check
 from stages.update.lr_schedule import learning_rate_factor
-from stages.validation import ConfigError, check
 
 SHORT_NAMES = {"steps": "train.steps", "stages": "parallel.stages", "data": "parallel.data"}
 """Keys by the options of `asyncpp extend`."""

@@ -147,7 +147,8 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
         UserError: some cannot; names the file, the key and the first such cell. Cells that are refused for
             one reason share a line; of several reasons all but the last are printed.
     """
-    from stages.validation import problems
+    from stages.resolve.checks import resolve
+    from stages.resolve.facts import Resolved
 
     checked: dict[bytes, list[str]] = {}
     seen: dict[str, Any] = {}
@@ -155,11 +156,10 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
     """Those whose initial weights, or own code, have been looked at."""
 
     def reasons(config: RunConfig) -> list[str]:
-        found = [
-            f"{error.key}: {line}"
-            for error in problems(config, seen=seen)
-            for line in error.message.splitlines()
-        ]
+        problems = resolve(config, seen=seen)
+        if isinstance(problems, Resolved):
+            problems = []
+        found = [f"{error.key}: {line}" for error in problems for line in error.message.splitlines()]
         if config.model.factory is not None and not found:
             from stages.model.custom import FactoryError, check_causal
 

@@ -30,7 +30,7 @@ from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import ranks_of, resources_of, this_machine
 from stages.config.run_config import ModelConfig, RunConfig, TrainConfig
 from stages.config.segments import schedule_facts
-from stages.validation import check
+from stages.resolve.checks import check
 
 Settings = frozenset[tuple[str, object]]
 

@@ -39,7 +39,7 @@ from schedules import ScheduleError
 from stages.config.own_code import check_code
 from stages.config.run_config import RunConfig
 from stages.config.segments import as_trained
-from stages.validation import check_data
+from stages.resolve.data import check_data
 
 _POLL_SECONDS = 0.25
 _SECONDS_TO_END = 20.0

@@ -21,7 +21,9 @@ from asyncpp_cli.experiment.template import load, parse_setting, settings_of
 from asyncpp_cli.runs.settings import SettingError, with_settings
 from stages.config.limits import check_limits
 from stages.config.run_config import RunConfig, tokens_per_step
-from stages.validation import ConfigError, check_model, check_optimizer
+from stages.resolve.checks import ConfigError
+from stages.resolve.model import check_model
+from stages.resolve.optimizer import check_optimizer
 
 CONTEXT = 2048
 """Tokens in a sequence, unless the model's template or the user sets it."""

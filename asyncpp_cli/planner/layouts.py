@@ -14,8 +14,8 @@ from asyncpp_cli.planner.representative import smallest_delay
 from stages.config.limits import ConfigError
 from stages.config.run_config import RunConfig, ScheduleConfig
 from stages.config.segments import schedule_options
+from stages.resolve.schedule import check_shard_head
 from stages.shape.partition import cut_model
-from stages.validation import check_shard_head
 
 CONSIDERED = tuple(schedule.name for schedule in schedules.FAMILY.values() if schedule.planned)
 """Schedules considered by default."""

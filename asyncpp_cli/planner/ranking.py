@@ -20,7 +20,7 @@ from asyncpp_cli.planner.representative import Shape, is_tieable, represented
 from asyncpp_cli.planner.stage_times import CostModel
 from asyncpp_cli.planner.step_time import StepTime
 from stages.config.run_config import RunConfig
-from stages.validation import can_tie
+from stages.resolve.schedule import can_tie
 
 _MARGIN = 0.99
 """A simulated step seems shorter than its work by less than this, where ranks end at different times."""

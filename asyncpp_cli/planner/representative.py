@@ -23,7 +23,7 @@ from schedules.simulate import microbatches_to_fill, seconds_between, simulate
 from stages.config.run_config import RunConfig
 from stages.config.segments import has_tied_shards, schedule_facts, schedule_options
 from stages.memory.estimate import Course, course_of, planned_on_gpu
-from stages.validation import tied_problem
+from stages.resolve.schedule import tied_problem
 from stages.weights.gradient_buffers import gradient_buffers
 
 Sizes = tuple[int, ...]

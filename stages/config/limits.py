@@ -4,11 +4,11 @@ torch."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
-from stages.config.keys import KeyFacts, facts
+from stages.config.keys import KeyFacts, facts, unknown
 from stages.config.run_config import RunConfig, tokens_per_step
 
 
@@ -19,6 +19,12 @@ class ConfigError(ValueError):
         super().__init__(f"{key}: {message}")
         self.key = key
         self.message = message
+
+
+def one_of(key: str, value: str, accepted: Collection[str]) -> None:
+    """Check that a key's value is one of those accepted."""
+    if value not in accepted:
+        raise ConfigError(key, unknown(value, accepted))
 
 
 def check_limits(config: RunConfig) -> None:

@@ -11,7 +11,7 @@ Those of a slot share a pool of memory: a micro-batch keeps its activations ther
 of its backward, and no other of the slot runs in between. Slots do not share one, since a graph also writes
 where it only has temporaries, whatever another keeps there.
 
-Nothing in a graph waits for the host, sends, or draws random numbers; `stages.validation` refuses the rest.
+Nothing in a graph waits for the host, sends, or draws random numbers; `stages.resolve` refuses the rest.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class TiedHead:
     def hand_over(self) -> None:
         """Add the head's gradient of a step to the embedding's, which gathers for the same step.
 
-        `stages.validation` checks that it does.
+        `stages.resolve` checks that it does.
         """
         self._embedding.gradient_buffer.views[self._number].add_(self.gradient)
         self.clear()

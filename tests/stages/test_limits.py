@@ -19,7 +19,7 @@ from stages.config.run_config import (
     ScheduleConfig,
     changed,
 )
-from stages.validation import ConfigError, check
+from stages.resolve.checks import ConfigError, check
 
 WHOLE = [key for key in KEYS if isinstance(get(RunConfig(), key), int)]
 BROKEN = [key for key in KEYS if isinstance(get(RunConfig(), key), float)]

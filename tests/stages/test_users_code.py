@@ -25,9 +25,9 @@ from optimizers.custom import measured_values
 from stages.config.run_config import CorrectionConfig, RunConfig, changed
 from stages.config.segments import schedule_facts
 from stages.model.custom import FactoryError, check_causal, make_stage
+from stages.resolve.checks import ConfigError, check
 from stages.shape.partition import cut_model
 from stages.trainer import replay
-from stages.validation import ConfigError, check
 
 
 def example(page: str) -> str:

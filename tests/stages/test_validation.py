@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from support.small_runs import small_config
 
-from stages.config.run_config import RunConfig
+from stages.config.run_config import changed
 from stages.pipeline.build import segment_lengths
-from stages.validation import ConfigError, check
+from stages.resolve.checks import ConfigError, check
 
 OWN = "support.two_weights:WeightPair"
 MUP = {
@@ -190,21 +190,13 @@ TOGETHER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-def config_of(given: dict[str, Any], changed: dict[str, Any]) -> RunConfig:
-    config = small_config(**given)
-    for key, value in changed.items():
-        section, _, name = key.rpartition(".")
-        config = changed(config, {f"{section}.{name}": value})
-    return config
-
-
-@pytest.mark.parametrize(("given", "changed", "says"), [*REFUSED, *TOGETHER])
+@pytest.mark.parametrize(("given", "settings", "says"), [*REFUSED, *TOGETHER])
 def test_what_does_not_go_together_is_refused_by_key(
-    given: dict[str, Any], changed: dict[str, Any], says: str
+    given: dict[str, Any], settings: dict[str, Any], says: str
 ) -> None:
     check(small_config(**given))
     with pytest.raises(ConfigError) as refused:
-        check(config_of(given, changed))
+        check(changed(small_config(**given), settings))
     key, _, words = says.partition(": ")
     assert refused.value.key == key
     assert words in refused.value.message
@@ -214,7 +206,7 @@ def test_what_does_not_go_together_is_refused_by_key(
 @pytest.mark.parametrize(("optimizer", "flavour"), [("muon", "momentum"), ("adamw", "adam-moments")])
 def test_a_flavour_that_the_optimizer_serves_is_accepted(optimizer: str, flavour: str) -> None:
     correction = {"correction.name": "weight-prediction", "correction.flavour": flavour}
-    check(config_of({"schedule": "2bw", "optimizer": optimizer}, correction))
+    check(changed(small_config("2bw", optimizer=optimizer), correction))
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def train(
     from asyncpp_cli.runs.experiment_folder import run_at
     from asyncpp_cli.sites.resources import ranks_of
     from stages.liveness.stop_signal import RESUMABLE
-    from stages.validation import check
+    from stages.resolve.checks import check
 
     run = run_at(run_folder)
     config = config_to_train(run)

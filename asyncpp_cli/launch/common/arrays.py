@@ -21,7 +21,7 @@ from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.run_status import RunStatus
 from stages.config.records import Count, FileRecord, Record
 from stages.config.run_config import RunConfig
-from stages.validation import check
+from stages.resolve.checks import check
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from asyncpp_cli.runs.settings import with_settings
 from stages.config.limits import ConfigError
 from stages.config.own_code import code_sha256, own_code
 from stages.config.run_config import RunConfig, changed
-from stages.validation import check
+from stages.resolve.checks import check
 
 OPTIMIZER = """
 import json, torch

@@ -17,7 +17,7 @@ from asyncpp_cli.runs.settings import KEYS, SECTIONS
 from optimizers import CORRECTIONS
 from optimizers import NAMES as OPTIMIZERS
 from schedules import NAMES as SCHEDULES
-from stages.validation import check
+from stages.resolve.checks import check
 
 BASE: dict[str, Any] = {
     "matrix": {"schedule": ["2bw"], "optimizer": ["adamw"]},

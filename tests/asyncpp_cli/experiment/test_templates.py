@@ -23,7 +23,7 @@ from asyncpp_cli.experiment.template import load, text_of
 from asyncpp_cli.runs.config_file import config_text, read_config
 from asyncpp_cli.runs.settings import SITE, SettingError, config_hash, get, items, with_settings
 from stages.config.run_config import RunConfig, changed
-from stages.validation import ConfigError, check
+from stages.resolve.checks import ConfigError, check
 
 TWO = ["adamw", "muon"]
 POINTS: dict[str, tuple[dict[str, Any], str, list[tuple[object, ...]]]] = {

@@ -22,7 +22,7 @@ from asyncpp_cli.sites.resources import Machine
 from stages.config.run_config import changed
 from stages.data import text
 from stages.data.text import text_files
-from stages.validation import check
+from stages.resolve.checks import check
 
 
 def test_a_twin_keeps_what_may_be_wrong_and_is_small() -> None:

@@ -35,10 +35,11 @@ from schedules.messages import Kind
 from stages.config.run_config import RunConfig, changed, tokens_per_step
 from stages.config.segments import segment_program
 from stages.memory.estimate import course_of, sizes, stage_memory
+from stages.resolve.checks import check
+from stages.resolve.schedule import resolve_schedule
 from stages.shape.families import describe
 from stages.shape.partition import stage_cuts
 from stages.shape.spec import PartSpec
-from stages.validation import check, check_schedule
 
 FIELDS = [
     *("schedule", "stages", "data_parallel", "microbatches", "microbatch_size", "recompute", "fits"),
@@ -237,7 +238,7 @@ def test_a_cut_within_blocks_is_chosen_by_the_memory_that_is_planned_for_it(sche
             limit = share * even.memory_gb
             for cut in _other_cuts(config, COSTS, limit_gb=limit):
                 asked = changed(config, {"parallel.cut": tuple(cut)})
-                check_schedule(asked)
+                resolve_schedule(asked)
                 assert estimate(asked, COSTS, limit_gb=None).memory_gb <= limit
                 within += cut != list(map(int, cut))
     assert within

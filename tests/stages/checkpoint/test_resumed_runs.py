@@ -25,11 +25,11 @@ from stages.checkpoint.saved_weights import newest_weights
 from stages.comm.process import Process
 from stages.config.run_config import CORRECTION_NAMES, CorrectionConfig, RunConfig, changed
 from stages.pipeline.build import segment_lengths
+from stages.resolve.checks import ConfigError, check
 from stages.rows import Row
 from stages.shape.families import describe
 from stages.trainer import replay, train
 from stages.training_loop import TrainingResult
-from stages.validation import ConfigError, check
 
 FORMS = ["none", "error-feedback", "buffered", "decay-at-x", *CORRECTION_NAMES]
 

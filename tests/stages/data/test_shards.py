@@ -22,8 +22,8 @@ from stages.data.batches import Batches
 from stages.data.dataset import DataError, prepare, vocabulary
 from stages.data.integrity import write_checksummed
 from stages.data.shards import Shard, Tokens, count, cut
+from stages.resolve.checks import ConfigError, check
 from stages.trainer import replay
-from stages.validation import ConfigError, check
 
 TRAIN = [(7 * i + i * i) % 1000 for i in range(3000)]
 VALIDATION = [(11 * i) % 900 for i in range(500)]

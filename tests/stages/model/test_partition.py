@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.small_runs import Rows, small_config, with_experts
 
 from stages.config.run_config import ModelConfig, changed
+from stages.resolve.checks import check
 from stages.shape.families import describe
 from stages.shape.partition import (
     RankWork,
@@ -22,7 +23,6 @@ from stages.shape.partition import (
     stage_cost,
 )
 from stages.trainer import replay
-from stages.validation import check
 
 MODEL = ModelConfig(name="m", layers=6, width=32, heads=4, kv_heads=2, mlp_width=64)
 

@@ -27,9 +27,9 @@ from stages.config.run_config import RunConfig
 from stages.config.segments import segment_program
 from stages.model.head_loss import next_token_loss
 from stages.pipeline.executor import RankExecutor, drive
+from stages.resolve.checks import check
 from stages.trainer import replay
 from stages.update.optimizer_step import StageUpdate
-from stages.validation import check
 from stages.weights.weight_versions import Replica, WeightVersions
 
 Named = dict[str, Tensor]

@@ -39,8 +39,8 @@ from stages.model.decoder import initialise, make_block, rotary_table
 from stages.model.gradients.split_backward import DeferredGradients, deferring
 from stages.model.runner import block_runner
 from stages.pipeline.stage_pass import run_stage
+from stages.resolve.checks import check
 from stages.trainer import replay
-from stages.validation import check
 
 # torch's own use of what it has deprecated, met when the compiler is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")

@@ -21,8 +21,8 @@ from torch import Tensor
 from schedules import FAMILY
 from stages.config.run_config import changed
 from stages.pipeline.build import segment_lengths
+from stages.resolve.schedule import can_tie
 from stages.shape.partition import cut_model
-from stages.validation import can_tie
 
 SYNCHRONOUS = tuple(name for name, schedule in FAMILY.items() if schedule.synchronous)
 SHARDS = {"shard_head": True, "vocab_size": 259}

@@ -10,14 +10,14 @@ from support.small_runs import small_config
 
 from optimizers.grouping import Role
 from schedules import NAMES, Op, build
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
+from stages.resolve.schedule import can_tie, tied_problem
 from stages.shape.families import describe
-from stages.validation import can_tie, tied_problem
 
 
-def tied_config(schedule: str, **changed: Any) -> RunConfig:
+def tied_config(schedule: str, **given: Any) -> RunConfig:
     name, _, split = schedule.partition(", ")
-    options = {"stages": 2, "microbatches": 4, "layers": 5} | changed
+    options = {"stages": 2, "microbatches": 4, "layers": 5} | given
     config = small_config(name, split=bool(split), **options)
     return changed(config, {"model.tied": True})
 

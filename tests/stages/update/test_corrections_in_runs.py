@@ -11,9 +11,9 @@ from support.single_process import check_against_one_process, delayed_training
 from support.small_runs import Rows, ranks_of, replayed, small_config
 
 from stages.config.run_config import CorrectionConfig, RunConfig, changed
+from stages.resolve.checks import check
 from stages.trainer import replay
 from stages.update.optimizer_step import StageUpdate
-from stages.validation import check
 
 
 def config_of(

@@ -11,8 +11,8 @@ import pytest
 from support.small_runs import replayed, small_config
 
 from stages.config.run_config import OptimizerConfig, changed
+from stages.resolve.checks import check
 from stages.update.lr_schedule import SCHEDULES, learning_rate_factor
-from stages.validation import check
 
 
 def factors(**changed: Any) -> list[float]:

@@ -14,9 +14,9 @@ from support.training_cases import measured
 from stages.comm.process import Process
 from stages.config.limits import ConfigError
 from stages.config.run_config import RunConfig, changed
+from stages.resolve.schedule import resolve_schedule
 from stages.trainer import train
 from stages.update.async_update import RankUpdates
-from stages.validation import check_schedule
 
 CASES: list[dict[str, Any]] = [
     {"schedule": "2bw", "optimizer": "muon"},
@@ -101,9 +101,9 @@ def test_a_backward_that_does_not_wait_for_the_reduction_would_be_found(
 
 def test_it_is_refused_where_there_is_nothing_to_shard() -> None:
     with pytest.raises(ConfigError, match=r"parallel\.data is 1"):
-        check_schedule(config_of(schedule="2bw", data=1))
+        resolve_schedule(config_of(schedule="2bw", data=1))
     for schedule in ("1f1b", "gpipe"):
         with pytest.raises(ConfigError, match=f"{schedule} has one"):
-            check_schedule(config_of(schedule=schedule))
+            resolve_schedule(config_of(schedule=schedule))
     for case in CASES:
-        check_schedule(config_of(**case))
+        resolve_schedule(config_of(**case))
