@@ -187,7 +187,7 @@ def submission_check(site: Site) -> Check:
         cpus_per_task=cpus,
         gpus_per_node=ranks if site.gpus_per_node else 0,
     )
-    job = BatchJob(name="asyncpp-doctor", shape=shape, tasks=1, code="", exclude=site.exclude or "")
+    job = BatchJob(name="asyncpp-doctor", shape=shape, tasks=1, code="")
     with tempfile.TemporaryDirectory(prefix="asyncpp-doctor-") as made:
         file = Path(made) / "job.sh"
         file.write_text(sbatch.array_script(site, Path(made), job))

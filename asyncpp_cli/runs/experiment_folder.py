@@ -5,7 +5,6 @@ EXPERIMENT/template.yaml           the user's own template
 EXPERIMENT/resolved.yaml           the same with its `base` and changes of the command line
 EXPERIMENT/lock                    held while the three above are written (`experiment.render`)
 EXPERIMENT/submissions/            what was submitted to SLURM (`slurm.submissions`)
-EXPERIMENT/bad-nodes/              nodes to exclude (`launch.bad_nodes`)
 EXPERIMENT/tune.json               what is tuned (`tune.plan`)
 EXPERIMENT/cancelled.jsonl         every `asyncpp cancel` (`launch.cancel`)
 EXPERIMENT/code/                   snapshots of the code that jobs run (`launch.submission.snapshot`)

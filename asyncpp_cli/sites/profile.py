@@ -61,7 +61,7 @@ class Site:
     constraint: Word | None = None
     """Features that nodes must have, in sbatch's notation."""
     exclude: Annotated[str, _NODES] | None = None
-    """Nodes to exclude, in sbatch's notation: `n[3-4],n7`; see [bad nodes](slurm.md#bad-nodes)."""
+    """Nodes to exclude, in sbatch's notation: `n[3-4],n7`."""
     gpus_per_node: Count = 0
     """GPUs per node, and so the most ranks per node: a job requests one per rank. 0: runs train on CPUs."""
     gpu_type: Word | None = None

@@ -376,6 +376,23 @@ def requeue(job_id: str) -> None:
     run_command(["scontrol", "requeue", job_id])
 
 
+def broken_nodes(nodes: str) -> str:
+    """Which nodes are down, failing or not responding, with their states; empty for none, or if SLURM does
+    not answer.
+
+    Args:
+        nodes: list in SLURM's notation: `n[1-2]`.
+    """
+    if not nodes:
+        return ""
+    try:
+        states = sorted(rows(["sinfo", "--all", "-h", "-N", f"--nodes={nodes}", "-o", "%N|%T"], fields=2))
+    except SlurmError:
+        return ""
+    broken = {name: state for name, state in states if state.startswith(("down", "fail")) or "*" in state}
+    return ", ".join(f"node {node} is {state}" for node, state in broken.items())
+
+
 def _state_and_end(job_id: str) -> tuple[str, str]:
     """State and end time of a job; empty if SLURM does not know it.
 

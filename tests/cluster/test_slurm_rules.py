@@ -9,14 +9,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from support.cluster_runs import hurry, preempt_all, scontrol, set_partition, squeue, wait_for
 
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.launch.common.bad_nodes import set_excluded
 from asyncpp_cli.launch.submission.sbatch import check_folder_name
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import KNOWN, JobPhase, phase_of
@@ -66,25 +64,18 @@ def test_jobs_that_ask_for_a_shard_share_a_gpu_and_see_it(slurm_conf: Path, tmp_
     assert states(array) == ["RUNNING", "RUNNING", "PENDING"]
 
 
-def test_a_job_that_is_queued_again_keeps_its_name_and_only_then_may_be_kept_from_nodes(
-    slurm_conf: Path, tmp_path: Path
-) -> None:
+def test_a_job_that_is_queued_again_keeps_its_name(slurm_conf: Path, tmp_path: Path) -> None:
     told = 'echo "$SLURM_RESTART_COUNT on $SLURM_JOB_NODELIST" >> starts; exec sleep 600'
     array = sbatch("--array=0", f"--chdir={tmp_path}", "--output=/dev/null", "--requeue", f"--wrap={told}")
     job, starts = f"{array}_0", tmp_path / "starts"
     for count in (1, 2):
         wait_for(lambda count=count: said(starts) >= count, seconds=60, why=squeue)  # type: ignore[misc]
         assert phase_of(slurm.job_state(job)) is JobPhase.RUNNING
-        node = starts.read_text().split()[-1]
-        with pytest.raises(slurm.SlurmError, match="no longer pending"):
-            set_excluded(job, node)
         slurm.requeue(job)
-        set_excluded(job, node)
         # The node has just revoked its credential: at once it would refuse the job, and SLURM would end it.
         wait_for(lambda count=count: begun(starts, count + 1), seconds=60, why=squeue)  # type: ignore[misc]
-    restarts = [line.split(" on ") for line in starts.read_text().splitlines()]
-    assert [int(count or 0) for count, _ in restarts] == [0, 1, 2]
-    assert all(before != after for (_, before), (_, after) in pairwise(restarts))
+    restarts = [line.partition(" on ")[0] for line in starts.read_text().splitlines()]
+    assert [int(count or 0) for count in restarts] == [0, 1, 2]
 
 
 def said(file: Path) -> int:

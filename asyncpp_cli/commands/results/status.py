@@ -47,7 +47,6 @@ def status(
     reasons are shown below their runs; --json has everything.
     """
     from asyncpp_cli.base.console import as_plain, say, show_table
-    from asyncpp_cli.launch.common.bad_nodes import exclusion_notes
     from asyncpp_cli.runs.experiment_folder import open_experiment
     from asyncpp_cli.slurm.run_status import SlurmQueue, hold_notes, status_records
 
@@ -67,7 +66,7 @@ def status(
         return
     title, columns, rows = _table(experiment, run_statuses, cells=cells, failed=failed)
     show_table(columns, rows, title=title, fit=_FIT)
-    for note in [*hold_notes(run_statuses), *exclusion_notes(experiment)]:
+    for note in hold_notes(run_statuses):
         say(note)
     if queue.no_answer:
         say(_no_answer(queue))

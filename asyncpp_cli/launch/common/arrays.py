@@ -278,8 +278,6 @@ class ArrayManifest(FileRecord, frozen=True, kw_only=True):
     shape: JobShape
     rows: list[ManifestRow]
     """Runs by array index."""
-    exclude: str = ""
-    """Nodes that the site's profile excludes."""
     container: Container | None = None
     """Container of the ranks."""
     image_state: str = ""

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncpp_cli.launch.common.arrays import ArrayManifest, ManifestRow
-from asyncpp_cli.launch.common.bad_nodes import broken_nodes, exclude_from, failed_start
 from asyncpp_cli.launch.common.early_signals import received, signals_blocked
 from asyncpp_cli.launch.common.snapshot import code_hash, difference, file_hash
 from asyncpp_cli.launch.common.srun_command import network_variables, srun_command
@@ -89,7 +88,7 @@ def _attempt(
     _say(f"attempt {attempt.number}: {status.state} {status.reason}")
     if status.attempt != attempt.number:
         return 1  # SLURM lost contact with this job and has started the run elsewhere
-    return _what_follows(status, experiment, run, manifest, job)
+    return _what_follows(status, run, manifest, job)
 
 
 def _this_job(manifest: ArrayManifest, index: int) -> Job:
@@ -180,7 +179,7 @@ def _corrected(
         srun_code=srun_code,
         signalled=bool(received),
         phase=_phase(job),
-        broken=broken_nodes(job.nodes),
+        broken=slurm.broken_nodes(job.nodes),
         limit_near=limit is not None and now > limit - manifest.signal_lead - EARLY_SECONDS,
         limit_reached=limit is not None and now > limit - CLOCK_TOLERANCE,
     )
@@ -198,27 +197,19 @@ def _phase(job: Job) -> JobPhase | None:
         return None
 
 
-def _what_follows(
-    status: Status, experiment: Experiment, run: Run, manifest: ArrayManifest, job: Job
-) -> int | None:
+def _what_follows(status: Status, run: Run, manifest: ArrayManifest, job: Job) -> int | None:
     """Requeue the job if needed; returns its exit code, or None to start the run again here."""
     if status.state in (State.COMPLETED, State.PAUSED) or status.cause == Cause.CANCELLED:
         return 0
     if status.state == State.INTERRUPTED:
-        return _requeue(status, experiment, manifest, job)
+        return _requeue(status, job)
     if status.cause == Cause.REFUSED:
         return 1
-    attempt = Attempt(run, status.attempt)
-    if reason := failed_start(experiment, attempt, manifest, job):
-        reason = f"{reason}; {status.reason}"
-        status = override_outcome(attempt, state=State.INTERRUPTED, cause=Cause.RESTARTED, reason=reason)
-        _say(f"no failure of the run: {reason}")
-        return _requeue(status, experiment, manifest, job)
     failed = failures(run, submission=manifest.submission)
     if failed > manifest.retries:
         return 1
     _say(f"failure {failed}: trying again, {manifest.retries - failed} retries left after that")
-    return _requeue(status, experiment, manifest, job) if received else None
+    return _requeue(status, job) if received else None
 
 
 def failures(run: Run, *, submission: str) -> int:
@@ -232,14 +223,13 @@ def failures(run: Run, *, submission: str) -> int:
     return count
 
 
-def _requeue(status: Status, experiment: Experiment, manifest: ArrayManifest, job: Job) -> int:
+def _requeue(status: Status, job: Job) -> int:
     """Requeue this job; returns the exit code for when it is not requeued, or has not been killed in time."""
     code = RESUMABLE if status.state == State.INTERRUPTED else 1
     try:
         state = slurm.job_state(job.id)
         ending = phase_of(state) is not JobPhase.RUNNING
         if ending and slurm.restarts(job.id) > job.restart:
-            exclude_from(job.id, experiment, manifest)
             _say("SLURM has queued it again")
             return code
         if ending and status.cause != Cause.TIME_LIMIT:
@@ -248,14 +238,10 @@ def _requeue(status: Status, experiment: Experiment, manifest: ArrayManifest, jo
     except SlurmError as error:
         _say(f"not queued again ({error}): launch again to go on")
         return code
-    # The waiting tasks first, before this job frees resources for them; the job itself, which SLURM accepts
-    # only then, after requeueing.
-    exclude_from(job.id.partition("_")[0], experiment, manifest)
     received_before = len(received)
     try:
         with signals_blocked():
             slurm.requeue(job.id)
-            exclude_from(job.id, experiment, manifest)
     except SlurmError as error:
         # It may have worked all the same, if SLURM answered too late or the answer was lost.
         if len(received) == received_before and _phase(job) not in (JobPhase.PENDING, JobPhase.ENDING):

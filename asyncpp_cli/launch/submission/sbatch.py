@@ -33,8 +33,6 @@ class BatchJob:
     """Folder under EXPERIMENT/code with the code to run."""
     manifest: str = ""
     """Manifest that the tasks read, in the submission's folder."""
-    exclude: str = ""
-    """Nodes to exclude, in sbatch's notation."""
 
 
 def array_script(site: Site, folder: Path, job: BatchJob) -> str:
@@ -88,7 +86,7 @@ def submit_job(
         SlurmError: sbatch refuses; the message is sbatch's.
     """
     shape = JobShape(nodes=nodes, tasks=nodes, tasks_per_node=1, cpus_per_task=1, gpus_per_node=0)
-    job = BatchJob(name=name, shape=shape, tasks=None, code=code, exclude=site.exclude or "")
+    job = BatchJob(name=name, shape=shape, tasks=None, code=code)
     executor = _executor(site, folder, job)
     if after:
         _add_dependency(executor, after)
@@ -155,7 +153,7 @@ def _executor(site: Site, folder: Path, job: BatchJob) -> Any:
         "qos": site.qos,
         "constraint": site.constraint,
         "mem": site.memory,
-        "exclude": job.exclude or None,
+        "exclude": site.exclude,
     }
     executor.update_parameters(
         job_name=job.name,

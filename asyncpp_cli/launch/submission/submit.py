@@ -16,7 +16,6 @@ from asyncpp_cli.launch.common.arrays import (
     PlannedArray,
     site_settings_of,
 )
-from asyncpp_cli.launch.common.bad_nodes import excluded_nodes_at
 from asyncpp_cli.launch.common.options import LaunchOptions
 from asyncpp_cli.launch.submission import sbatch
 from asyncpp_cli.launch.submission.end_message import submit_end_job
@@ -93,7 +92,7 @@ def submit(
         manifest = _manifest(array, planned_array, submission, site, options)
         write_record(folder / array.file, manifest)
     write_submission(submission)
-    return _queue(experiment, site, submission, planned, live=live, then=then)
+    return _queue(site, submission, planned, live=live, then=then)
 
 
 def _manifest(
@@ -116,7 +115,6 @@ def _manifest(
         code=submission.code,
         software=submission.software,
         shape=planned.shape,
-        exclude=site.exclude or "",
         container=site.container,
         image_state="" if site.container is None else image_state(site.container),
         rows=[
@@ -132,7 +130,6 @@ def _manifest(
 
 
 def _queue(
-    experiment: Experiment,
     site: Site,
     submission: Submission,
     planned: Sequence[PlannedArray],
@@ -146,7 +143,7 @@ def _queue(
     try:
         for array, planned_array in zip(submission.arrays, planned, strict=True):
             code, file = submission.code, array.file
-            job = _batch_job(experiment, site, planned_array, name=array.name, code=code, manifest=file)
+            job = _batch_job(planned_array, name=array.name, code=code, manifest=file)
             ids[array.name] = _submit_array(site, folder, job, after=ids.get(array.after))
         if submission.end:
             ids[submission.end] = submit_end_job(site, submission, after=[*live, *ids.values()])
@@ -181,9 +178,7 @@ def _queue(
     return submitted
 
 
-def _batch_job(
-    experiment: Experiment, site: Site, array: PlannedArray, *, name: str, code: str, manifest: str
-) -> BatchJob:
+def _batch_job(array: PlannedArray, *, name: str, code: str, manifest: str) -> BatchJob:
     return BatchJob(
         name=name,
         shape=array.shape,
@@ -191,7 +186,6 @@ def _batch_job(
         at_once=array.throttle.at_once,
         code=code,
         manifest=manifest,
-        exclude=excluded_nodes_at(site, experiment, needed=array.shape.nodes),
     )
 
 
@@ -213,5 +207,5 @@ def _submit_array(site: Site, folder: Path, job: BatchJob, *, after: str | None)
 def array_script(experiment: Experiment, site: Site, array: PlannedArray) -> str:
     """The script that an array would be submitted with."""
     name, code = job_name(experiment, Path("NAME"), "1"), snapshot.code_hash()
-    job = _batch_job(experiment, site, array, name=name, code=code, manifest="array-1.json")
+    job = _batch_job(array, name=name, code=code, manifest="array-1.json")
     return sbatch.array_script(site, experiment.submissions.absolute(), job)

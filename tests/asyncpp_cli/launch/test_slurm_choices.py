@@ -23,7 +23,6 @@ from support.report_experiment import ExperimentFolder, settings
 from asyncpp_cli.doctor import job
 from asyncpp_cli.doctor.checks import submission_check
 from asyncpp_cli.launch import cluster
-from asyncpp_cli.launch.common import bad_nodes
 from asyncpp_cli.launch.common.arrays import (
     ArrayManifest,
     JobShape,
@@ -37,10 +36,8 @@ from asyncpp_cli.launch.submission import sbatch
 from asyncpp_cli.launch.submission.sbatch import BatchJob, profile_keys
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, Job, Refused
-from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.processes import this_process
-from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
 from asyncpp_cli.sites.profile import find_site
 from asyncpp_cli.slurm import client as slurm
@@ -151,8 +148,7 @@ def test_a_job_whose_requeueing_was_not_acknowledged(
     asked = commands / "asked"
     write_program(commands / "scontrol", f"touch {asked}", "echo Socket timed out >&2", "exit 1")
     write_program(commands / "squeue", f"test -e {asked} && s={state} || s=RUNNING", 'echo "7|7_0|$s|N/A"')
-    experiment = made(commands, State.COMPLETED)
-    assert array_task._requeue(STOPPED, experiment, TABLE, JOB) == RESUMABLE
+    assert array_task._requeue(STOPPED, JOB) == RESUMABLE
     printed = capfd.readouterr().out.strip().splitlines()[-1]
     assert printed.partition(" ")[2].partition(" ")[2].startswith(said)
 
@@ -284,7 +280,7 @@ def test_no_habit_of_the_user_reaches_a_command_of_slurm(
     slurm.cancel(["7"])
     submission_check(find_site("testcluster"))  # sbatch
     slurm.configuration()  # scontrol
-    assert bad_nodes.broken_nodes("n1") == ""
+    assert slurm.broken_nodes("n1") == ""
     with pytest.raises(slurm.SlurmError, match="squeue: cannot read"):
         slurm.queued_jobs(["a"])
     site = find_site("testcluster")
@@ -408,84 +404,3 @@ def test_a_job_that_was_given_gpus_does_not_train_on_cpus_where_they_fail(
     site = replace(find_site("testcluster"), run={"threads": 2})
     shape = JobShape(nodes=1, tasks=4, tasks_per_node=4, cpus_per_task=1, gpus_per_node=gpus)
     assert site_settings_of(shape, site) == {"threads": 2} | ({"device": device} if device else {})
-
-
-def bad(*names: str) -> list[bad_nodes.BadNode]:
-    return [
-        bad_nodes.BadNode(node=name, cluster="c", runs=("a", "b"), time=float(number))
-        for number, name in enumerate(names)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("failing", "size", "needed", "out"),
-    [
-        ("n3", 4, 2, ["n3"]),
-        ("n3 n1", 4, 2, ["n3"]),  # one in four, the first; n1's next failure is the run's
-        ("n3 n1", 8, 2, ["n1", "n3"]),
-        ("n3", 4, 4, []),  # the job takes them all
-        ("n3", 1, 1, []),
-        ("gone n3", 4, 1, ["n3"]),  # SLURM would refuse a job for the name
-    ],
-)
-def test_how_many_nodes_are_left_out(failing: str, size: int, needed: int, out: list[str]) -> None:
-    nodes = {f"n{number}" for number in range(1, size + 1)}
-    assert bad_nodes.excludable(bad(*failing.split()), nodes, needed=needed) == out
-
-
-def failed(run: Run, *, trained: bool = False) -> Attempt:
-    """An attempt whose rank 1, on n2, failed by itself."""
-    attempt = claimed(run, processes=2, replay=False, steps=5)
-    for rank in (0, 1):
-        attempt.record_start(rank, this_process(), node=f"n{rank + 1}")
-    if trained:
-        run.metrics_file.write_text(
-            json.dumps({"kind": "start", "attempt": attempt.number, "step": 0}) + "\n"
-        )
-    end_rank(attempt, 1, code=1, signal_number=None, stopped=False)
-    end_rank(attempt, 0, code=1, signal_number=None, stopped=True)
-    return attempt
-
-
-def test_a_node_on_which_two_runs_did_not_begin_to_train_is_excluded_for_a_day(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, other = (Run(experiment.folder / "runs" / name) for name in ("a", "b"))
-    other.folder.mkdir()
-    nodes = [(f"n{number}", "main*") for number in range(1, 5)]
-    monkeypatch.setattr(bad_nodes, "rows", lambda *_, **__: nodes)
-
-    def told(of: Run, *, trained: bool = False) -> str:
-        return bad_nodes.failed_start(experiment, failed(of, trained=trained), TABLE, JOB)
-
-    assert (told(run, trained=True), told(other, trained=True)) == ("", "")
-    assert (told(run), told(run)) == ("", "")
-    assert bad_nodes.exclusion_notes(experiment) == []
-    assert told(other) == "2 runs did not begin to train on n2: excluded from now on"
-    # Without the node that the profile excludes, three are left: a job that needs them all may run on n2.
-    monkeypatch.setattr(bad_nodes, "run_command", lambda _: "n1\n")
-    for partition, needed, excluded in (
-        (None, 2, "n1,n2"),
-        ("urgent,main", 2, "n1,n2"),
-        (None, 3, "n1"),
-        ("other", 2, "n1"),
-    ):
-        found = bad_nodes.excluded_nodes(
-            experiment, cluster=JOB.cluster, partition=partition, needed=needed, always="n1"
-        )
-        assert found == excluded
-    # It failed again although it was to be left out: that is the run's own failure.
-    assert told(other) == ""
-    (remark,) = bad_nodes.exclusion_notes(experiment)
-    file = experiment.folder / "bad-nodes" / "n2.json"
-    assert "train there: a, b." in remark
-    assert remark.endswith(f"rm {file}")
-    assert bad_nodes.recent_bad_nodes(experiment, cluster="another") == []
-    edit(file, time=time.time() - 24 * 3600 - 1)
-    assert bad_nodes.recent_bad_nodes(experiment) == []
-    edit(file, time="yesterday")
-    assert bad_nodes.recent_bad_nodes(experiment) == []
-    file.unlink()
-    file.parent.rmdir()
-    file.parent.write_text("in the way, as a full disk would be")
-    assert (told(run), told(other)) == ("", "")
