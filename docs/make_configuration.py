@@ -15,7 +15,6 @@ from pathlib import Path
 
 import yaml
 
-from asyncpp_cli.sites.containers import Container
 from asyncpp_cli.sites.profile import Site
 from optimizers import CORRECTIONS, METHODS, CorrectionMethod, Method
 from stages.config.keys import MISSING, KeyFacts, facts
@@ -65,28 +64,18 @@ def text() -> str:
         elif entry.name != "gone":
             alone.append(entry.name)
     parts.append("## Others\n\n" + _table(_rows(RunConfig, prefix="", only=alone)))
-    parts += [
-        SITES,
-        _profile_table(Site, prefix=""),
-        "With `container`:\n",
-        _profile_table(Container, prefix="container."),
-    ]
+    parts += [SITES, _profile_table()]
     return "\n".join(parts)
 
 
-def _profile_table(section: type, *, prefix: str) -> str:
+def _profile_table() -> str:
     """The keys of a site profile, which says itself what it accepts."""
-    meanings = _meanings(section)
+    meanings = _meanings(Site)
     lines = [("key", "default", "meaning"), ("---",) * 3]
-    for entry in dataclasses.fields(section):
-        if section is not Site or entry.name not in ("name", "file"):
-            lines.append(
-                (
-                    f"`{prefix}{entry.name}`",
-                    _profile_default(entry),
-                    meanings.get(entry.name, "").replace("|", r"\|"),
-                )
-            )
+    for entry in dataclasses.fields(Site):
+        if entry.name not in ("name", "file"):
+            meaning = meanings.get(entry.name, "").replace("|", r"\|")
+            lines.append((f"`{entry.name}`", _profile_default(entry), meaning))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

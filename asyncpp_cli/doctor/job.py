@@ -1,4 +1,4 @@
-"""Checks by a short job on two nodes: software, GPUs, a shared folder, and communication between ranks."""
+"""Checks by a short job on two nodes: a shared folder, software, GPUs, and communication between ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from typing import Any
 from asyncpp_cli.doctor import node_check
 from asyncpp_cli.doctor.checks import Check, exchanged, good, wrong
 from asyncpp_cli.launch.common.snapshot import copy_code, interpreter
-from asyncpp_cli.launch.common.srun_command import network_variables
+from asyncpp_cli.launch.common.srun_command import network_variables, python_words
 from asyncpp_cli.launch.submission import sbatch
-from asyncpp_cli.runs.status import CLOCK_MARGIN
-from asyncpp_cli.sites.containers import Container, ContainerError, container_words, mounts_with
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import JobPhase, SlurmError, phase_of
@@ -69,7 +67,7 @@ def job_checks(site: Site, folder: Path) -> Iterator[Check]:
         found = [] if problem else [_read(made / name) for name in names]
         seconds = time.monotonic() - began
         met = _handshake(made, job_id) if len(found) > 1 else None
-    except (SlurmError, ContainerError) as error:
+    except SlurmError as error:
         found, problem = [], str(error)
     finally:
         if job_id:
@@ -77,52 +75,33 @@ def job_checks(site: Site, folder: Path) -> Iterator[Check]:
                 slurm.cancel([job_id])
         shutil.rmtree(made, ignore_errors=True)
     if not found:
-        seen = "the image" if site.container is not None else "Python"
         advice = (
-            f"check that nodes see this folder and {seen} under the same paths; or wait, if it was pending"
+            "check that nodes see this folder and Python under the same paths; or wait, if it was pending"
         )
         yield wrong("job", problem, advice=advice)
         return
     hosts = " and ".join(node["host"] for node in found)
     yield good("job", f"{hosts} answered within {seconds:.0f} s, through {made.parent}")
-    if site.container is None:
-        yield _first_wrong([software_check(node["versions"]) for node in found])
-    else:
-        yield _first_wrong([image_check(site.container, node) for node in found])
-    yield _first_wrong([network_check(site, node) for node in found])
+    alike = site.python is None
+    yield _first_wrong([software_check(node["versions"], alike=alike) for node in found])
     if met is None:
         yield good("two nodes", "not tried", note="the profile allows one node (max_nodes)")
     else:
         yield from handshake_checks(site, hosts, met)
-    yield from _clock_checks(found)
     if site.gpus_per_node:
         yield _first_wrong([_gpus_check(site, node) for node in found])
 
 
 def _command(site: Site, folder: Path) -> list[str]:
-    """The command that starts a task on each node, in the same way as the ranks of a run.
-
-    Raises:
-        ContainerError: the folder cannot be mounted.
-    """
-    network = network_variables(site.network_interface)
-    before: list[str] = []
-    flags: list[str] = []
-    python = [interpreter()]
-    if site.container is not None:
-        # The job of a run starts the container from this Python.
-        before = [interpreter(), "-P", "-c", _STARTER]
-        flags, python = container_words(
-            site.container,
-            mounts_with(site.container, [(folder, "rw")]),
-            work_folder=folder,
-            gpus=site.gpus_per_node > 0,
-            environment={name: str(value) for name, value in site.environment.items()} | network,
-        )
-    named = [f"{name}={value}" for name, value in network.items()]
-    srun = ["srun", "--export=ALL", *site.srun_flags, *flags, *python, "-P", "node_check.py"]
+    """The command that starts a task on each node, in the same way as the ranks of a run."""
+    variables = network_variables(site.network_interface)
+    environment = {**{name: str(value) for name, value in site.environment.items()}, **variables}
+    python = python_words(site.command_prefix, site.python, folder=folder, environment=environment)
+    # The job of a run starts srun from this Python, which lacks what ranks in an image have.
+    before = [] if site.python is None else [interpreter(), "-P", "-c", _STARTER]
+    srun = ["srun", "--export=ALL", *site.srun_flags, *python, "-P", str(folder / "node_check.py")]
     unset = [f"--unset={name}" for name in slurm.SRUN_OPTIONS]
-    return ["env", *unset, *named, *before, *srun]
+    return ["env", *unset, *(f"{name}={value}" for name, value in variables.items()), *before, *srun]
 
 
 def _handshake(folder: Path, job_id: str) -> dict[str, Any]:
@@ -158,21 +137,12 @@ def _wait(folder: Path, names: Sequence[str], job_id: str, *, seconds: float) ->
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """A task's JSON file, with its modification time as `seen`."""
     content: dict[str, Any] = json.loads(file.read_text())
-    return content | {"seen": file.stat().st_mtime}
+    return content
 
 
 def _first_wrong(checks: Sequence[Check]) -> Check:
     return next((check for check in checks if not check.ok), checks[0])
-
-
-def _clock_checks(found: Sequence[dict[str, Any]]) -> Iterator[Check]:
-    for node in found:
-        difference = abs(node["time"] - node["seen"])
-        if difference > CLOCK_MARGIN:
-            advice = "synchronise the clocks (NTP): heartbeats of runs depend on them"
-            yield wrong("clock", f"the clock of {node['host']} is off by {difference:.0f} s", advice=advice)
 
 
 def _gpus_check(site: Site, node: dict[str, Any]) -> Check:
@@ -206,48 +176,16 @@ def handshake_checks(site: Site, hosts: str, met: dict[str, Any]) -> Iterator[Ch
             yield good(name, detail, note=_OVER_TCP if "Socket" in met.get("nccl_transport", "") else "")
 
 
-def software_check(versions: dict[str, str]) -> Check:
-    """Whether a node has the same package versions as this machine."""
+def software_check(versions: dict[str, str], *, alike: bool) -> Check:
+    """Whether a node has the packages that ranks need, and if `alike` in the versions of this machine."""
     differing = [
         f"{package} {version or 'missing'} (here {here})"
         for package, version in versions.items()
-        if version != (here := metadata.version(package))
+        if version != (here := metadata.version(package)) and (alike or not version)
     ]
     if differing:
         advice = "put the Python environment on a shared disk, under the same path everywhere"
+        if not alike:
+            advice = "install asyncpp's requirements in the image (containers/ has recipes), or set python"
         return wrong("software of a node", ", ".join(differing), advice=advice)
     return good("software of a node", ", ".join(f"{name} {version}" for name, version in versions.items()))
-
-
-def image_check(container: Container, node: dict[str, Any]) -> Check:
-    """Whether the image has what the ranks need. Its versions need not be those of this machine."""
-    versions = {"Python": node["python"], **{name: node["versions"][name] for name in ("torch", "msgspec")}}
-    if missing := [name for name, version in versions.items() if not version]:
-        advice = (
-            "install asyncpp's requirements in the image (containers/ has recipes), or set container.python"
-        )
-        return wrong(
-            "software of the image", f"{container.image} lacks {' and '.join(missing)}", advice=advice
-        )
-    if tuple(map(int, node["python"].split(".")[:2])) < (3, 11):
-        advice = "set container.python to a newer one"
-        return wrong("software of the image", f"Python {node['python']}; 3.11 is needed", advice=advice)
-    listed = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return good("software of the image", f"{listed}, in {container.image}")
-
-
-def network_check(site: Site, found: dict[str, Any]) -> Check:
-    """Whether a node has an address or interface that other nodes can reach."""
-    interface, interfaces = site.network_interface, found["interfaces"]
-    others = [name for name in interfaces if name != "lo"]
-    if interface is not None and interface not in interfaces:
-        advice = f"{site.file}: network_interface: accepted: {', '.join(others)}"
-        return wrong("network", f"{found['host']} has no interface {interface}", advice=advice)
-    if interface is not None:
-        return good("network", f"{found['host']} has {interface}")
-    address = found["address"]
-    if not address or address.startswith("127."):
-        detail = f"{found['host']} has {address or 'no address'} for its name: other nodes cannot reach it"
-        accepted = ", ".join(others)
-        return wrong("network", detail, advice=f"{site.file}: network_interface: one of {accepted}")
-    return good("network", f"{found['host']} resolves its name to {address}; interfaces {', '.join(others)}")

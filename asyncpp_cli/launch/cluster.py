@@ -19,7 +19,7 @@ from asyncpp_cli.launch.common.arrays import (
 )
 from asyncpp_cli.launch.common.options import LaunchOptions
 from asyncpp_cli.launch.common.snapshot import code_hash
-from asyncpp_cli.launch.common.srun_command import network_variables, srun_command
+from asyncpp_cli.launch.common.srun_command import network_variables, python_words, srun_command
 from asyncpp_cli.launch.progress import shown_progress
 from asyncpp_cli.launch.submission.submit import array_script, submit
 from asyncpp_cli.runs.attempts.repair import damage
@@ -62,9 +62,12 @@ def _srun_line(array: PlannedArray, site: Site) -> str:
         shape=array.shape,
         site_settings=site_settings_of(array.shape, site),
         srun_flags=site.srun_flags,
-        container=site.container,
-        work_folder=run.folder.absolute().parents[1] / "submissions" / "NAME",
-        environment={"PYTHONPATH": str(code)} | network_variables(site.network_interface),
+        python=python_words(
+            site.command_prefix,
+            site.python,
+            folder=run.folder.absolute().parents[1] / "submissions" / "NAME",
+            environment={"PYTHONPATH": str(code)} | network_variables(site.network_interface),
+        ),
     )
     return shlex.join(words)
 

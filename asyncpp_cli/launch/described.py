@@ -70,7 +70,7 @@ def described_runs(
 
 def _described(run_id: str, folder: str, config: RunConfig, site: Site, *, replay: bool) -> DescribedRun:
     shape = shape_of(config, site, replay=replay)
-    python = sys.executable if site.container is None else site.container.python
+    python = [*shlex.split(site.command_prefix), site.python or sys.executable]
     train = train_words(folder, replay=replay)
     return DescribedRun(
         id=run_id,
@@ -81,9 +81,9 @@ def _described(run_id: str, folder: str, config: RunConfig, site: Site, *, repla
         memory=site.memory,
         time=None if site.scheduler == LOCAL else site.time,
         grace=config.site.grace,
-        rank_command=(python, *train),
+        rank_command=(*python, *train),
         node_commands=tuple(
-            shlex.join([python, *_torchrun(shape, node), *train]) for node in range(shape.nodes)
+            shlex.join([*python, *_torchrun(shape, node), *train]) for node in range(shape.nodes)
         ),
     )
 

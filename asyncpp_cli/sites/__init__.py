@@ -1,1 +1,1 @@
-"""Where runs may train: this machine, profiles of clusters, containers."""
+"""Where runs may train: this machine, and profiles of clusters."""

@@ -11,8 +11,9 @@ import difflib
 import math
 import os
 import re
+import shlex
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,7 +25,6 @@ from asyncpp_cli.experiment.shipped import find_template, not_found, template_na
 from asyncpp_cli.experiment.yaml_data import read_mapping
 from asyncpp_cli.runs.settings import SettingError, holds_text, typed
 from asyncpp_cli.sites import sbatch_flags
-from asyncpp_cli.sites.containers import Container, ContainerError, check_container
 from stages.config.records import Count, Meta, converted
 
 LOCAL = "local"
@@ -37,6 +37,7 @@ _NODES = Meta(pattern=r"\A[A-Za-z0-9_.,\[\]-]+\Z", description="nodes in sbatch'
 _INTERFACE = Meta(pattern=r"\A[A-Za-z0-9_.:-]+\Z", description="the name of an interface")
 _LINE = Meta(pattern=r"\A[^\n]*\Z", description="a list with one line per entry")
 _WITH_DASH = Meta(pattern=r"\A-", description="--name=value")
+_PYTHON = Meta(pattern=r"\A[A-Za-z0-9/][^\x00-\x20\x7f=]*\Z", description="the name or path of a program")
 Word = Annotated[str, Meta(pattern=r"\A[^\s\x00-\x1f]+\Z", description="text without white space")]
 Positive = Annotated[int, Meta(ge=1)]
 
@@ -108,8 +109,11 @@ class Site:
     """sbatch flags to remove because the site refuses them: `[requeue]`."""
     srun_flags: list[Annotated[str, _WITH_DASH]] = field(default_factory=list)
     """Additional arguments of srun: `[--mpi=none]`."""
-    container: Container | None = None
-    """Container in which srun starts the ranks ([containers](slurm.md#containers)); its keys are below."""
+    command_prefix: str = ""
+    """Words before the ranks' command, quoted as for a shell: `apptainer exec --nv /shared/asyncpp.sif`
+    ([containers](slurm.md#containers))."""
+    python: Annotated[str, _PYTHON] | None = None
+    """Python interpreter of the ranks, such as `python3` of an image; null: the one that launches."""
     on_end: list[str] = field(default_factory=list)
     """Command to run once when all runs of a launch have ended or were cancelled, as words:
     `[notify-send, asyncpp]`. On a cluster a last, short job runs it (its output: `end-*.out` in the
@@ -138,6 +142,7 @@ _INSTEAD = {
     "module": "setup: [module load NAME]",
     "gpus": "gpus_per_node: N",
     "nodes": "max_nodes: N; a run has as many as its ranks need",
+    "container": "command_prefix: apptainer exec --nv IMAGE, and python: python3",
 }
 """What is written in place of keys that people try."""
 
@@ -186,9 +191,7 @@ def read_site(file: Path, *, name: str) -> Site:
         UserError: it is invalid; the message names file and key.
     """
     content = resolved_file(read_mapping(file, holds_text=_holds_text), where=str(file))
-    _check_keys(file, "", content, _KEYS)
-    if isinstance(container := content.get("container"), dict):
-        _check_keys(file, "container.", container, [key.name for key in dataclasses.fields(Container)])
+    _check_keys(file, content)
     try:
         site = converted(content | {"name": name, "file": file}, Site, where=str(file))
     except DamagedError as error:
@@ -197,15 +200,15 @@ def read_site(file: Path, *, name: str) -> Site:
     return site
 
 
-def _check_keys(file: Path, prefix: str, content: dict[str, Any], known: Collection[str]) -> None:
+def _check_keys(file: Path, content: dict[str, Any]) -> None:
     problems = []
     for key in content:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(known)}"
-            if (instead := _INSTEAD.get(prefix + key)) is not None:
+        if key not in _KEYS:
+            near = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(_KEYS)}"
+            if (instead := _INSTEAD.get(key)) is not None:
                 hint = f"write {instead}"
-            problems.append(f"{file}: {prefix}{key}: unknown key; {hint}")
+            problems.append(f"{file}: {key}: unknown key; {hint}")
     refuse_all(problems)
 
 
@@ -239,11 +242,10 @@ def _check(site: Site) -> None:
             refuse("flags", f"{name} is {value!r}; accepted: {error}")
     if site.on_end and not site.on_end[0]:
         refuse("on_end", "the first word is empty; accepted: a command and its arguments")
-    if site.container is not None:
-        try:
-            check_container(site.container)
-        except ContainerError as error:
-            refuse(f"container.{error.key}", error.message)
+    try:
+        shlex.split(site.command_prefix)
+    except ValueError as error:
+        refuse("command_prefix", f"{site.command_prefix!r} ({error}); accepted: words, quoted as for a shell")
     for key, value in site.run.items():
         try:
             site.run[key] = typed(f"site.{key}", value)

@@ -1,15 +1,16 @@
-"""Ranks in a container on a cluster: a run needs nothing but what is mounted."""
+"""Ranks in an image on a cluster: a run needs nothing but what is mounted."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import ONE_RUN, launch, set_partition, site_file, starts, sweep
-from support.command_line import asyncpp, succeeded
+from support.cluster_runs import ONE_RUN, launch, site_file, starts, sweep
+from support.command_line import succeeded
 from support.launches import weights
 
 from asyncpp_cli.doctor.job import job_checks
@@ -50,14 +51,12 @@ def test_a_job_runs_in_an_image_of_apptainer(slurm_conf: Path, tmp_path: Path) -
     mounts = [*SYSTEM, *sorted(path for path in python if not path.startswith("/usr/"))]
     for folder in (*mounts, "/etc", "/proc", "/sys", "/dev", "/tmp", "/var/tmp", "/root"):
         (image / folder.lstrip("/")).mkdir(parents=True, exist_ok=True)
-    container = {"runtime": "apptainer", "image": str(image), "python": sys.executable}
     changes = [*ONE_RUN, "train.steps=3"]
     here, there = sweep(tmp_path / "here", *changes), sweep(tmp_path / "a b;$(touch x)", *changes)
-    site = site_file(
-        tmp_path,
-        environment=ISOLATED,
-        container=container | {"mounts": [f"{path}:{path}:ro" for path in mounts]},
-    )
+    binds = [word for path in mounts for word in ("--bind", f"{path}:{path}:ro")]
+    binds += ["--bind", str(there.folder), "--pwd", str(there.folder)]
+    prefix = shlex.join(["apptainer", "exec", *binds, str(image)])
+    site = site_file(tmp_path, environment=ISOLATED, command_prefix=prefix, python=sys.executable)
     launch(there.folder, "--wait", site=site)
     succeeded("train", here.runs[0].folder, "--replay")
     [run] = there.runs
@@ -66,51 +65,23 @@ def test_a_job_runs_in_an_image_of_apptainer(slurm_conf: Path, tmp_path: Path) -
     assert not (tmp_path / "x").exists()
 
 
-def test_srun_starts_the_ranks_through_apptainer(slurm_conf: Path, tmp_path: Path) -> None:
+def test_srun_starts_the_ranks_through_the_prefix(slurm_conf: Path, tmp_path: Path) -> None:
     """The words that reach it. This `apptainer` is a stand-in that isolates nothing: no test of mounts."""
     programs, words = stand_in(tmp_path)
     experiment = sweep(tmp_path / "e", *ONE_RUN, "train.steps=2")
-    container = {"runtime": "apptainer", "image": "/a b.sif", "python": sys.executable}
     path = f"{programs}:{os.environ['PATH']}"
-    site = site_file(tmp_path, environment={"PATH": path}, container=container)
+    image = {"command_prefix": "apptainer exec --nv '/a b.sif'", "python": sys.executable}
+    site = site_file(tmp_path, environment={"PATH": path}, **image)
     launch(experiment.folder, "--replay", "--wait", site=site)
     [run] = experiment.runs
     assert (run.status().state, starts(run)) == (State.COMPLETED, [(1, 0)]), run.status().reason
-    [submission] = (file.parent for file in experiment.submissions.glob("*/submission.json"))
     recorded = words.read_text().splitlines()
-    folder = experiment.folder
-    pwd = ["exec", "--pwd", str(submission)]
-    assert recorded[:6] == [*pwd, "--bind", f"{folder}:{folder}:rw", "/a b.sif"]
+    assert recorded[:4] == ["exec", "--nv", "/a b.sif", "env"]
     assert recorded[-2:] == [str(run.folder), "1"]
-
-
-def test_doctor_starts_its_ranks_in_the_container(slurm_conf: Path, tmp_path: Path) -> None:
-    programs, words = stand_in(tmp_path)
-    container = {"runtime": "apptainer", "image": "/a b.sif", "python": sys.executable}
-    path = f"{programs}:{os.environ['PATH']}"
-    site = site_file(tmp_path, environment={"PATH": path}, container=container)
-    folder = tmp_path / "e"
+    folder = tmp_path / "d"
     folder.mkdir()
     checks = {check.check: check for check in job_checks(find_site(str(site)), folder)}
     assert {name for name, check in checks.items() if not check.ok} == set(), checks
-    assert checks["software of the image"].detail.endswith("in /a b.sif")
     assert "exchanged tensors (gloo, " in checks["two nodes"].detail
-    made = words.read_text().splitlines()[2]
-    assert Path(made).parent == folder
-    assert f"{made}:{made}:rw" in words.read_text().splitlines()
+    assert words.read_text().splitlines()[-1].endswith("node_check.py")
     assert list(folder.iterdir()) == []
-
-
-def test_a_job_whose_image_has_changed_refuses_to_run(slurm_conf: Path, tmp_path: Path) -> None:
-    image = tmp_path / "a.sif"
-    image.write_text("before")
-    experiment = sweep(tmp_path / "e", *ONE_RUN, "train.steps=2")
-    site = site_file(tmp_path, container={"runtime": "apptainer", "image": str(image)})
-    set_partition("down")
-    launch(experiment.folder, site=site)
-    image.write_text("afterwards")
-    set_partition("up")
-    launch_again = asyncpp("launch", experiment.folder, "--site", site, "--wait")
-    [run] = experiment.runs
-    assert launch_again.code == 1
-    assert f"{image} has changed since it was submitted" in run.status().reason

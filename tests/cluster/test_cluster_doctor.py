@@ -29,7 +29,7 @@ def test_the_test_cluster_is_fit_and_a_job_sees_the_folder(slurm_conf: Path, tmp
     folder.mkdir()
     asked = succeeded("doctor", "--site", "testcluster", "--dir", folder, "--job", "--json")
     checks = {check["check"]: check for check in json.loads(asked.output)}
-    assert {"gloo", "submission", "job", "software of a node", "network"} <= set(checks)
+    assert {"gloo", "submission", "job", "software of a node"} <= set(checks)
     assert "found each other and exchanged tensors (gloo, " in checks["two nodes"]["detail"]
     assert list(folder.iterdir()) == []
     # SLURM shows a job that has ended until its nodes are cleaned up.
@@ -41,7 +41,7 @@ def test_nodes_that_cannot_reach_each_other_are_reported_before_a_run_starts(
 ) -> None:
     site = find_site(str(site_file(tmp_path, network_interface="ib7")))
     checks = {check.check: check for check in job_checks(site, tmp_path)}
-    assert {name for name, check in checks.items() if not check.ok} == {"network", "two nodes"}
+    assert {name for name, check in checks.items() if not check.ok} == {"two nodes"}
     assert "GLOO_SOCKET_IFNAME is ib7, and there is no such network interface" in checks["two nodes"].detail
     assert "network_interface" in checks["two nodes"].advice
 

@@ -14,7 +14,6 @@ from asyncpp_cli.experiment.run_data import config_to_train, naming_config
 from asyncpp_cli.launch.common.options import LaunchOptions, Pauses, check_pause
 from asyncpp_cli.runs.run_folder import FolderName, Run, RunId
 from asyncpp_cli.runs.status import UNKNOWN, State, is_done
-from asyncpp_cli.sites.containers import Container, ContainerError, mounts_of
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.sites.resources import ranks_of
 from asyncpp_cli.slurm import client as slurm
@@ -115,11 +114,6 @@ def config_at(run: Run, site: Site, seen: dict[str, Any] | None = None) -> RunCo
 
 def _checked_config(run: Run, site: Site, seen: dict[str, Any]) -> RunConfig:
     config = config_at(run, site, seen)
-    if site.container is not None:
-        try:
-            mounts_of(site.container, run.folder.absolute().parents[1], config)
-        except ContainerError as error:
-            raise UserError(f"{site.file}: container.{error.key}: {error.message}") from None
     if site.signal_lead < config.site.grace + 10:
         raise UserError(
             f"{site.file}: signal_lead: {site.signal_lead} s are too few for a run that may take "
@@ -278,7 +272,5 @@ class ArrayManifest(FileRecord, frozen=True, kw_only=True):
     shape: JobShape
     rows: list[ManifestRow]
     """Runs by array index."""
-    container: Container | None = None
-    """Container of the ranks."""
-    image_state: str = ""
-    """`containers.image_state` at submission."""
+    command_prefix: str = ""
+    python: str | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +13,6 @@ from typing import Any
 from asyncpp_cli.experiment.run_data import config_to_train
 from asyncpp_cli.launch.common.arrays import JobShape
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.sites.containers import Container, container_words, mounts_of
 
 
 def srun_command(
@@ -21,9 +22,7 @@ def srun_command(
     shape: JobShape,
     site_settings: Mapping[str, Any],
     srun_flags: Sequence[str],
-    container: Container | None,
-    work_folder: Path,
-    environment: Mapping[str, str],
+    python: Sequence[str],
 ) -> list[str]:
     """The command, as words.
 
@@ -33,26 +32,13 @@ def srun_command(
         shape: resources of the job.
         site_settings: settings `site.*` that override the run's.
         srun_flags: additional flags of srun.
-        container: container of the ranks; None: they run on the node.
-        work_folder: folder of the submission, where the job runs.
-        environment: variables of the command.
+        python: words that start Python (`python_words`).
 
     Raises:
         DamagedError: the run's configuration cannot be read.
-        ContainerError: a path of the run cannot be mounted.
     """
     config = config_to_train(run)
     site = replace(config.site, **site_settings)
-    flags: list[str] = []
-    python = [sys.executable]
-    if container is not None:
-        flags, python = container_words(
-            container,
-            mounts_of(container, work_folder.parents[1], config),
-            work_folder=work_folder,
-            gpus=shape.gpus_per_node > 0,
-            environment=environment,
-        )
     return [
         "srun",
         f"--ntasks={shape.tasks}",
@@ -63,10 +49,41 @@ def srun_command(
         "--export=ALL",
         "--unbuffered",
         *srun_flags,
-        *flags,
         *[*python, "-P", "-m", "asyncpp_cli.launch.common.supervisor"],
         *[str(run.folder), str(attempt)],
     ]
+
+
+def python_words(
+    prefix: str, python: str | None, *, folder: Path, environment: Mapping[str, str]
+) -> list[str]:
+    """Words that start Python for a rank.
+
+    Args:
+        prefix: `command_prefix` of the site.
+        python: interpreter; None: this one.
+        folder: working folder of the job, where `PYTHONPATH` may begin with a relative path.
+        environment: variables of the ranks; in an image, where another interpreter is named, those of Python
+            and of the network replace the image's own.
+    """
+    words = shlex.split(prefix)
+    if python is None:
+        return [*words, sys.executable]
+    kept = {name: environment[name] for name in _PASSED_ON if name in environment}
+    first, _, rest = kept.get("PYTHONPATH", "").partition(os.pathsep)
+    if first.startswith("..") and os.pathsep not in str(folder):
+        # In an image the job's working folder may be another.
+        code = os.path.normpath(folder / first)
+        kept["PYTHONPATH"] = os.pathsep.join(filter(None, (code, rest)))
+    # Packages in the home folder are for the host's Python.
+    variables = [f"{name}={value}" for name, value in kept.items()]
+    return [*words, "env", "-u", "PYTHONHOME", *variables, "PYTHONNOUSERSITE=1", python]
+
+
+_PASSED_ON = (
+    *("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE"),
+    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+)
 
 
 def network_variables(interface: str | None) -> dict[str, str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from asyncpp_cli.launch.common.arrays import ArrayManifest, ManifestRow
 from asyncpp_cli.launch.common.early_signals import received, signals_blocked
 from asyncpp_cli.launch.common.snapshot import code_hash, difference, file_hash
-from asyncpp_cli.launch.common.srun_command import network_variables, srun_command
+from asyncpp_cli.launch.common.srun_command import network_variables, python_words, srun_command
 from asyncpp_cli.launch.common.supervisor import LIMIT_VARIABLE
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
@@ -27,7 +27,6 @@ from asyncpp_cli.runs.attempts.settle import override_outcome, settle
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
-from asyncpp_cli.sites.containers import image_state
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import JobPhase, SlurmError, phase_of
 from asyncpp_cli.slurm.run_status import SlurmQueue
@@ -128,9 +127,6 @@ def _refusal(run: Run, manifest: ArrayManifest, row: ManifestRow) -> str:
         return f"{run.config_file.name} has changed since it was submitted: launch again"
     if code_hash() != manifest.code:
         return f"code/{manifest.code} has changed since it was submitted: launch again"
-    container = manifest.container
-    if container is not None and manifest.image_state and image_state(container) != manifest.image_state:
-        return f"{container.image} has changed since it was submitted: launch again"
     return ""
 
 
@@ -147,9 +143,9 @@ def _run_ranks(attempt: Attempt, manifest: ArrayManifest, job: Job) -> int | Non
         shape=manifest.shape,
         site_settings=manifest.site_settings,
         srun_flags=manifest.srun_flags,
-        container=manifest.container,
-        work_folder=Path.cwd(),
-        environment=environment,
+        python=python_words(
+            manifest.command_prefix, manifest.python, folder=Path.cwd(), environment=environment
+        ),
     )
     if received:
         attempt.stop(f"the job was told to end by {received[0].name}")

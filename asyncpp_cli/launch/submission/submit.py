@@ -22,7 +22,6 @@ from asyncpp_cli.launch.submission.end_message import submit_end_job
 from asyncpp_cli.launch.submission.sbatch import BatchJob, profile_keys
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.processes import user_name
-from asyncpp_cli.sites.containers import image_state
 from asyncpp_cli.sites.profile import Site, site_option
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import SlurmError
@@ -115,8 +114,8 @@ def _manifest(
         code=submission.code,
         software=submission.software,
         shape=planned.shape,
-        container=site.container,
-        image_state="" if site.container is None else image_state(site.container),
+        command_prefix=site.command_prefix,
+        python=site.python,
         rows=[
             ManifestRow(
                 id=each.run.id,
