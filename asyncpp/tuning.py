@@ -37,7 +37,7 @@ def tune(
         eta: one in `eta` candidates goes on from a rung.
         rungs: shares of all steps after which candidates are compared; empty: train every one to the end.
         allow_code: modules of your own that the template may name, as `--allow-code`.
-        **launching: `site`, `replay`, `max_parallel`, `retries`, `quiet`, `yes`: as in `Experiment.launch`.
+        **launching: `site`, `replay`, `max_parallel`, `retries`, `quiet`: as in `Experiment.launch`.
 
     Raises:
         UserError: an argument is not accepted, or the folder holds another tuning.

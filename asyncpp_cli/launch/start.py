@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from asyncpp_cli.base.console import agreed, command, quoted, say
+from asyncpp_cli.base.console import command, quoted, say
 from asyncpp_cli.base.errors import INTERRUPTED, UserError
 from asyncpp_cli.launch.cancel import Cancellations
 from asyncpp_cli.launch.cluster import follow, show_scripts, submit_missing
-from asyncpp_cli.launch.common.options import LaunchOptions, Pauses, flags
+from asyncpp_cli.launch.common.options import LaunchOptions, flags
 from asyncpp_cli.launch.dry_run import dry_run
 from asyncpp_cli.launch.local_machine import Interrupted, Launcher, tasks_of
 from asyncpp_cli.launch.progress import Remark, shown_progress
@@ -35,10 +35,6 @@ def launch_experiment(experiment: Experiment, options: LaunchOptions) -> int:
     profile = find_site(options.site)
     if options.until is not None:
         options = replace(options, pauses={cell.id: options.until for cell in experiment.cells})
-    if not (options.dry_run or options.yes) and not confirmed(
-        experiment, profile, options.pauses, only=options.only
-    ):
-        return 1
     local = profile.scheduler == LOCAL
     if local and (options.wait or options.retries is not None):
         raise UserError(f"--wait and --retries are for clusters, and {options.site} is this machine")
@@ -76,25 +72,6 @@ def _next(experiment: Experiment, options: LaunchOptions, *, complete: bool) -> 
         return f"Next: {command('status', folder)}    go on: {resume}"
     page = command("report", folder, "--format", "html", "--out", "report.html")
     return f"Next: {command('report', folder)}    with curves: {page}"
-
-
-def confirmed(
-    experiment: Experiment, site: Site, pauses: Pauses, *, only: Collection[str] | None = None
-) -> bool:
-    """Whether the launch is within the site's `confirm_hours`, or the user has agreed to it.
-
-    Raises:
-        UserError: it is not, and there is no terminal to ask on.
-    """
-    if site.confirm_hours is None:
-        return True
-    from asyncpp_cli.launch.expected import cost_line, expected_cost, question
-
-    cost = expected_cost(experiment, site, pauses, only=only)
-    asked = question(cost, site)
-    if asked is None and (line := cost_line(cost)):
-        say(line)
-    return asked is None or agreed(f"{asked}; start them?", refused="nothing was started")
 
 
 def _rehearse(experiment: Experiment, options: LaunchOptions) -> int:

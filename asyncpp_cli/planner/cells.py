@@ -122,7 +122,6 @@ def expected(
     *,
     site: Site | None,
     profiles: Sequence[Measured] = (),
-    check_memory: bool = True,
 ) -> list[Expected]:
     """Estimate every cell.
 
@@ -131,7 +130,6 @@ def expected(
         cells: valid cells.
         site: profile whose settings replace the cells' own.
         profiles: measured times; a cell takes the first one that was measured for it.
-        check_memory: refuse cells that need more than `site.memory_gb`.
 
     Raises:
         UserError: a cell is refused, or its GPU is not known.
@@ -144,7 +142,7 @@ def expected(
             machine = planned_machine(machine.config, source=source, profile=profile)
         key = estimate_key(machine.config)
         if key not in estimates:
-            estimates[key] = _expected(source, resolved, machine, check_memory=check_memory)
+            estimates[key] = _expected(source, resolved, machine)
         of_cells.append(estimates[key])
     return of_cells
 
@@ -171,13 +169,13 @@ _WITHOUT_EFFECT = frozenset(
 here the estimates are only made more often."""
 
 
-def _expected(source: str, resolved: ResolvedCell, machine: Machine, *, check_memory: bool) -> Expected:
+def _expected(source: str, resolved: ResolvedCell, machine: Machine) -> Expected:
     config, costs = machine.config, machine.costs
     if config.model.factory is not None:
         return Expected(None, None)
     planned = estimate(config, costs, limit_gb=None)
     limit = config.site.memory_gb
-    if check_memory and limit is not None and planned.memory_gb > limit:
+    if limit is not None and planned.memory_gb > limit:
         raise UserError(
             f"{source}: site.memory_gb: {_excess(planned, limit)} "
             f"(cell {describe(resolved.cell.axes)}); {_advice(config, costs, limit)}"

@@ -89,9 +89,6 @@ class Site:
     max_parallel: Positive | None = None
     """Maximum number of runs of a launch at a time, over all its arrays; also `launch --max-parallel`. null:
     no limit."""
-    confirm_hours: Count | None = None
-    """Expected GPU-hours ([how](plan.md#cost)) above which `launch` asks before it starts anything; it also
-    asks if they are unknown. `--yes` for scripts. null: never."""
     array_limit: Positive | None = None
     """Maximum number of tasks per array; null: SLURM's `MaxArraySize`."""
     submit_limit: Positive | None = None

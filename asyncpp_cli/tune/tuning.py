@@ -21,7 +21,7 @@ from asyncpp_cli.experiment.render import render
 from asyncpp_cli.experiment.template import Template, load
 from asyncpp_cli.launch.common.arrays import ArrayManifest, free_jobs, plan_arrays
 from asyncpp_cli.launch.common.options import LaunchOptions, flags
-from asyncpp_cli.launch.start import confirmed, launch_locally
+from asyncpp_cli.launch.start import launch_locally
 from asyncpp_cli.launch.submission.sbatch import check_folder_name
 from asyncpp_cli.launch.submission.submit import submit
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
@@ -32,7 +32,6 @@ from asyncpp_cli.slurm.submissions import submission_lock
 from asyncpp_cli.tune.plan import (
     Plan,
     Question,
-    expected_steps,
     parse_over,
     plan_in,
     plan_of,
@@ -113,7 +112,7 @@ def go_on(folder: Path, options: LaunchOptions, *, promoting: bool = False) -> i
 
     Args:
         folder: of the experiment.
-        options: of the launches; `site`, `replay`, `max_parallel`, `retries` and `yes` count.
+        options: of the launches; `site`, `replay`, `max_parallel` and `retries` count.
         promoting: whether this is the job on a cluster that follows an array (`submit_due`).
 
     Raises:
@@ -121,8 +120,6 @@ def go_on(folder: Path, options: LaunchOptions, *, promoting: bool = False) -> i
     """
     experiment, plan = open_experiment(folder), plan_in(folder)
     profile = find_site(options.site)
-    if not (options.yes or promoting) and not confirmed(experiment, profile, expected_steps(plan)):
-        return 1
     if profile.scheduler == LOCAL:
         if options.retries is not None:
             raise UserError(f"--retries is for clusters, and {options.site} is this machine")

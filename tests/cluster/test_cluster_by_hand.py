@@ -35,7 +35,7 @@ def test_ranks_that_srun_starts_train_the_run(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("slurm_conf")
 def test_nodes_of_an_allocation_share_runs(tmp_path: Path) -> None:
     runs = sweep(tmp_path / "e", *ONE_RUN, "train.steps=2", "matrix.seed=[0,1,2]").runs
-    launch = [*ASYNCPP, "launch", tmp_path / "e", "--yes", "--replay", "--max-parallel", "1"]
+    launch = [*ASYNCPP, "launch", tmp_path / "e", "--replay", "--max-parallel", "1"]
     ended = srun("-N", "2", "--ntasks-per-node", "1", *launch)
     assert ended.returncode == 0, ended.stderr
     assert [outcomes(run) for run in runs] == [[("completed", "")]] * 3

@@ -53,8 +53,7 @@ def launch(
     length, so a later launch goes on to the same numbers.
 
     On a cluster (see docs/slurm.md) the runs are submitted as jobs, except those that are completed, running
-    or queued. Where the site's profile has `confirm_hours`, a launch that is expected to cost more asks.
-    With --wait the command stays until they have ended; Ctrl-C does not end the jobs.
+    or queued. With --wait the command stays until they have ended; Ctrl-C does not end the jobs.
 
     With --print nothing is started and nothing is claimed (docs/anywhere.md): the scripts of a cluster's
     jobs; or for every run that is neither completed nor running, its ranks, nodes, GPUs, memory, time, and
@@ -69,7 +68,7 @@ def launch(
     profile = find_site(site or LOCAL)
     experiment, named = runs_named(folder, runs)
     if print_as is not None:
-        if failed or timeout or oom or replace(options, replay=False, yes=False) != LaunchOptions():
+        if failed or timeout or oom or replace(options, replay=False) != LaunchOptions():
             raise UserError("--print takes only --site and --replay beside the runs")
         only = [run.id for run in named] or None
         if print_as == "sbatch":

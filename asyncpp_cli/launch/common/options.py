@@ -37,9 +37,6 @@ class TrainOptions:
         typer.Option(metavar="N", min=0, help="On a cluster: how often a failed run is started again."),
     ] = None
     """None: as the site says."""
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask, whatever the expected cost (`confirm_hours`).")
-    ] = False
     quiet: Annotated[
         bool, typer.Option("--quiet", help="No line for each run that starts or ends, and no bar.")
     ] = False

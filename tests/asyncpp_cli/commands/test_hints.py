@@ -171,7 +171,7 @@ def it_is_running(tmp_path: Path) -> tuple[list[Ended], Check]:
 def a_tuning_goes_on(tmp_path: Path) -> tuple[list[Ended], Check]:
     folder = tmp_path / "tuned"
     question = ["tune", "quickstart", *TINY, *SHORT, "train.steps=4", "--over", "optimizer.lr=[1e-3,2e-3]"]
-    question += ["--rungs", "0.5", "--replay", "--yes", "--out", folder]
+    question += ["--rungs", "0.5", "--replay", "--out", folder]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "launch_locally", lambda *_: INTERRUPTED)
         asyncpp(*question)

@@ -85,7 +85,7 @@ def test_a_tune_that_stood_still_leaves_the_next_rung_to_the_other(tmp_path: Pat
     folder = tmp_path / "tuned"
     command = [*ASYNCPP, "tune", "quickstart", *TINY, "train.steps=4"]
     command += [*ONE, "--over", "optimizer.lr=[1e-3,2e-3]", "--rungs", "0.5", "--max-parallel", "2"]
-    command += ["--replay", "--yes", "--out", str(folder)]
+    command += ["--replay", "--out", str(folder)]
     with (tmp_path / "errors").open("w+") as errors, ExitStack() as processes:
 
         def started() -> subprocess.Popen[bytes]:
