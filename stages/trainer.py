@@ -13,7 +13,7 @@ import torch
 from stages.comm.process import Process, choose_device
 from stages.comm.topology import connect, connect_in_process
 from stages.config.run_config import RunConfig
-from stages.config.segments import as_trained, schedule_facts
+from stages.config.segments import as_trained, is_sharded, schedule_facts, shards_of
 from stages.liveness.watchdog import ActivityTracker, Waiting, watching
 from stages.pipeline.build import activation_shape, dtypes, representative_programs
 from stages.pipeline.torch_profile import memory_snapshot
@@ -52,6 +52,7 @@ def train(
         stages.checkpoint.files.CheckpointError: a checkpoint cannot be written, or is of another format.
         stages.data.dataset.DataError: the text cannot be trained on.
     """
+    shards = shards_of(config) if is_sharded(config) else None
     config = as_trained(config)
     doing = ActivityTracker(config.site)
     profile_file, snapshot_file = (
@@ -69,6 +70,7 @@ def train(
             shape=activation_shape(config),
             dtype=dtypes(config).replica,
             common_step=schedule_facts(config).updates_together,
+            shards=shards,
         )
         loop = TrainingLoop(
             config,

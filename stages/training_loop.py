@@ -231,7 +231,9 @@ class TrainingLoop:
         weights = {
             name: tensor
             for state in self._stages
-            for name, tensor in weights_and_biases(state, dtype=dtypes(self._config).master).items()
+            for name, tensor in state.weights.whole(
+                weights_and_biases(state, dtype=dtypes(self._config).master)
+            ).items()
         }
         if self._data is not None and (changed := self._data.change()):
             raise DataError(changed)
@@ -380,6 +382,8 @@ class TrainingLoop:
             for rank in self._ranks
         ]
         measured: list[dict[str, ValidationLoss] | None] = drive(parts)
+        for state in self._stages:
+            state.weights.hide()
         self._finish_sending()
         for rank, losses in zip(self._ranks, measured, strict=True):
             if losses is not None and rank.connection.data.rank == 0:
@@ -456,7 +460,7 @@ def broadcast_initial_weights(ranks: Sequence[Rank], *, in_process: bool) -> Non
     exchanges = [
         (
             state.weights,
-            rank.connection.data.broadcast(state.weights.replicas[0].flat, state.weights.ownership.runs),
+            state.weights.hand_out(rank.connection.data, state.weights.replicas[0]),
         )
         for rank in ranks
         for state in rank.stages.values()

@@ -38,7 +38,7 @@ from asyncpp_cli.sites.resources import Machine, Resources, import_path, resourc
 from schedules import ScheduleError
 from stages.config.own_code import check_code
 from stages.config.run_config import RunConfig
-from stages.config.segments import as_trained
+from stages.config.segments import as_data_ranks
 from stages.resolve.data import check_data
 
 _POLL_SECONDS = 0.25
@@ -379,7 +379,7 @@ def _planned_gb(config: RunConfig, resources: Resources) -> float:
     if config.model.factory is not None:
         return inf
     try:
-        config = as_trained(config)
+        config = as_data_ranks(config)
         ranks = planned_memory(config)
     except ScheduleError:
         return inf

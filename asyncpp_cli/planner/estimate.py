@@ -26,6 +26,7 @@ from asyncpp_cli.planner.step_time import (
 from schedules.simulate import steps_to_measure
 from stages.config.run_config import RunConfig, changed, tokens_per_step
 from stages.config.segments import (
+    as_data_ranks,
     schedule_facts,
     schedule_options,
     segment_program,
@@ -118,6 +119,7 @@ def estimate(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> 
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
+    config = as_data_ranks(config)
     return fitting(config, costs, limit_gb=limit_gb) or own_estimate(config, costs)
 
 

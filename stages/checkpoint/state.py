@@ -58,7 +58,10 @@ def pack(state: StageState, versions: Sequence[int]) -> tuple[dict[str, Tensor],
     names, optimizer = weights.master.names, state.update.optimizer
     tensors: dict[str, Tensor] = {}
     others: dict[str, dict[str, Scalar]] = {}
+    saved = {name for name in names if weights.saves(name)}
     for name, parameter in zip(names, weights.master.parameters, strict=True):
+        if name not in saved:
+            continue
         tensors[f"master/{name}"] = parameter.detach()
         kept = {} if optimizer is None else optimizer.state.get(parameter, {})
         for key, value in kept.items():
@@ -70,12 +73,18 @@ def pack(state: StageState, versions: Sequence[int]) -> tuple[dict[str, Tensor],
                 others.setdefault(name, {})[key] = value
     for version in versions:
         for name, member in zip(names, weights.owned_members(weights.replica_of(version)), strict=True):
-            tensors[f"version/{version}/{name}"] = member.detach()
+            if name in saved:
+                tensors[f"version/{version}/{name}"] = member.detach()
         for name, bias in weights.own_biases(weights.replica_of(version)).items():
             tensors[f"version/{version}/{name}"] = bias
-    correction = _pack_correction(state.update.correction.state_dict(), "correction", names, tensors)
+    corrected: dict[str, Tensor] = {}
+    correction = _pack_correction(state.update.correction.state_dict(), "correction", names, corrected)
+    tensors |= {key: tensor for key, tensor in corrected.items() if key.rpartition("/")[2] in saved}
     record = StageRecord(
-        parameters=names, updates=state.update.taken, optimizer=others, correction=correction
+        parameters=[name for name in names if name in saved],
+        updates=state.update.taken,
+        optimizer=others,
+        correction=correction,
     )
     return tensors, record
 
@@ -142,10 +151,7 @@ class Saved:
         weights = state.weights
         into: dict[str, Tensor] = {}
         for replica, version in zip(weights.replicas, versions, strict=False):
-            for name, member in zip(weights.member_names, replica.members, strict=True):
-                into[f"version/{version}/{name}"] = member.detach()
-            for name, bias in replica.named_biases().items():
-                into[f"version/{version}/{name}"] = bias
+            into |= weights.version_targets(replica, version)
         if len(versions) > len(weights.replicas):
             raise CheckpointError(f"versions {list(versions)} were saved; this stage holds fewer replicas")
         names, parameters = weights.master.names, weights.master.parameters

@@ -37,6 +37,8 @@ class Communicator(Protocol):
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> Work: ...
 
+    def _allgather_base(self, output: Tensor, given: Tensor, /) -> Work: ...
+
     def broadcast(self, tensor: Tensor, root: int, /) -> Work: ...
 
     def alltoall_base(
@@ -60,6 +62,7 @@ class FullDuplex:
         self.send = gloo.send
         self.recv = gloo.recv
         self.allgather = gloo.allgather
+        self._allgather_base = gloo._allgather_base
         self._rank = rank
         self._others = [other for other in range(size) if other != rank]
 
@@ -123,6 +126,10 @@ class HostStaged:
         copies = [[_copy(tensor) for tensor in part] for part in outputs]
         work = self._host.allgather(copies, [_copy(tensor) for tensor in inputs])
         return _StagedWork(work, [*chain(*copies)], into=[*chain(*outputs)])
+
+    def _allgather_base(self, output: Tensor, given: Tensor, /) -> Work:
+        copy = _copy(output)
+        return _StagedWork(self._host._allgather_base(copy, _copy(given)), [copy], into=[output])
 
     def broadcast(self, tensor: Tensor, root: int, /) -> Work:
         copy = _copy(tensor)

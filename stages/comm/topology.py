@@ -24,6 +24,7 @@ from stages.comm.collectives import (
 from stages.comm.device_settings import check_queues
 from stages.comm.p2p import DistributedLinks, InProcessLinks, Links
 from stages.comm.process import Process
+from stages.comm.sharding import Sharding, connect_sharding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +38,18 @@ class Connection:
     """The ranks of its pipeline, in order."""
     data: Group
     """The data ranks that hold the same stages; the rank in it is the data rank."""
+    sharding: Sharding | None = None
+    """Under a schedule that shards the model: the processes that hold it together."""
 
 
 def connect(
-    process: Process, program: Program, *, shape: tuple[int, ...], dtype: torch.dtype, common_step: bool
+    process: Process,
+    program: Program,
+    *,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    common_step: bool,
+    shards: int | None = None,
 ) -> Connection:
     """The connection of this process, which performs one rank. All processes call it together.
 
@@ -50,6 +59,7 @@ def connect(
         shape: of every activation and activation gradient.
         dtype: of all messages.
         common_step: whether all stages update together.
+        shards: processes that hold the model together; None: it is not sharded.
 
     Raises:
         DeviceSettingError: a GPU has too few queues for a rank's communicators.
@@ -61,7 +71,8 @@ def connect(
             program.rank_of_stage, head_shards=program.head_shards, tied_shards=program.tied_shards
         )
         most = max(of_rank.communicators for of_rank in links)
-        check_queues(os.environ, communicators=most + (ranks > 1) + (data_ranks > 1))
+        of_shards = 0 if shards is None else 2 + (shards < data_ranks)
+        check_queues(os.environ, communicators=most + (ranks > 1) + (data_ranks > 1) + of_shards)
     rank, data_rank = divmod(process.rank, data_ranks)
     generation = next(process.generations)
     members = [other * data_ranks + data_rank for other in range(ranks)]
@@ -91,6 +102,9 @@ def connect(
         ),
         pipeline=group(f"pipeline {data_rank}", members),
         data=group(f"data {rank}", peers),
+        sharding=None
+        if shards is None
+        else connect_sharding(process, name=f"{generation} sharding", shards=shards),
     )
 
 

@@ -67,13 +67,22 @@ def as_trained(config: RunConfig) -> RunConfig:
     )
 
 
+def as_data_ranks(config: RunConfig) -> RunConfig:
+    """The same steps by data ranks of a pipeline of one stage, which a run that `is_sharded` is estimated as:
+    without what gathering weights costs, and with whole weights; other runs as they are."""
+    if not is_sharded(config):
+        return config
+    trained = as_trained(config)
+    return replace(trained, schedule=replace(trained.schedule, name=SYNCHRONOUS))
+
+
 def is_sharded(config: RunConfig) -> bool:
     """Whether the processes of a run are data ranks that hold the whole model in shards."""
     name = config.schedule.name
     return name in schedules.KNOWN and schedules.KNOWN[name].sharded
 
 
-def shards(config: RunConfig) -> int:
+def shards_of(config: RunConfig) -> int:
     """Processes that a parameter is sharded over, in a run that `is_sharded`."""
     processes = config.parallel.stages * config.parallel.data
     return processes // config.schedule.replicas if config.schedule.name == "hsdp" else processes

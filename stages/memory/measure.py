@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor
 
 from stages.config.run_config import RunConfig
 from stages.data.batches import whole_sequences
@@ -25,6 +26,8 @@ from stages.pipeline.build import Rank, dtypes
 from stages.pipeline.stage_pass import InputGradient, graph_input
 from stages.pipeline.warm_up import leaving_no_trace
 from stages.update.optimizer_step import StageState
+from stages.weights.sharded_weights import ShardedWeights
+from stages.weights.weight_versions import WeightVersions
 
 
 class SavedTensors:
@@ -74,6 +77,12 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(part)
     elif hasattr(value, "__dict__") and not isinstance(value, type):
         yield from tensors_in(vars(value))
+
+
+def _weights(module: Stage) -> Iterator[Tensor]:
+    """The weights of a module where they are now: in a shard of this process, or gathered."""
+    for parameter in module.parameters():
+        yield parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 KINDS = tuple(kind.name for kind in fields(StageMemory))
@@ -207,7 +216,8 @@ class MemoryMeter:
             versions={stage: len(state.weights.replicas) for stage, state in rank.stages.items()},
             activations=most_held(together, sizes),
             messages=links.most_message_bytes,
-            reduction=rank.connection.data.room_bytes,
+            reduction=rank.connection.data.room_bytes
+            + max(state.weights.room_bytes for state in rank.stages.values()),
             device=device,
         )
 
@@ -256,7 +266,7 @@ class MemoryMeter:
         module = replica.module
         if isinstance(module.head, HeadShard):
             return 0, self._measure_shard(module.head), 0
-        permanent = [*module.parameters(), *module.buffers()]
+        permanent = [*module.buffers()]
         if module.rotation is not None:
             permanent.append(module.rotation)
         # A weight version has its biases once, whatever is in flight.
@@ -284,21 +294,28 @@ class MemoryMeter:
                 if module.head is not None:
                     output = output / 1
                 saved.kept += [part for part in documents or () if part.device == self._device]
-                whole = bytes_of(saved.kept, without=pointers_of(permanent))
+                whole = bytes_of(saved.kept, without=pointers_of([*permanent, *_weights(module)]))
             place = module.place(documents)
             recomputed = self._measure_recomputed(
                 module,
+                state.weights,
                 activation.requires_grad_(),
                 Routing(biases),
                 place,
                 permanent=[*permanent, *tensors_in(place)],
             )
+            if isinstance(state.weights, ShardedWeights):
+                # torch has begun an iteration, which ends with a backward.
+                output.backward()
+                state.weights.gradient_buffer.flat.zero_()
+                state.weights.hide()
             if deferred is None:
                 return whole, 0, recomputed
             start = given if given.requires_grad else replica.parameters[0]
             # No gradient is returned for an embedding that adds it (zero) to its buffer itself.
             torch.autograd.grad(output, start, torch.zeros_like(output), allow_unused=True)
-            return whole, bytes_of(deferred.kept(), without=pointers_of(permanent)), recomputed
+            kept = bytes_of(deferred.kept(), without=pointers_of([*permanent, *_weights(module)]))
+            return whole, kept, recomputed
 
     def _measure_shard(self, shard: HeadShard) -> int:
         """Bytes of one micro-batch that a shard of the head keeps from S to T."""
@@ -311,7 +328,14 @@ class MemoryMeter:
         return bytes_of(list(kept or ()))
 
     def _measure_recomputed(
-        self, module: Stage, activation: Tensor, routing: Routing, place: Place, *, permanent: list[Tensor]
+        self,
+        module: Stage,
+        weights: WeightVersions,
+        activation: Tensor,
+        routing: Routing,
+        place: Place,
+        *,
+        permanent: list[Tensor],
     ) -> int:
         """Bytes that recomputation makes of one block."""
         train, sizes_made = self._config.train, [0]
@@ -320,14 +344,19 @@ class MemoryMeter:
         run_block, full = module.run_block, train.recompute == "full"
         if full:
             compiled = compiles_here(self._config, device=self._device.type)
-            run_block = block_runner(self._config.model, recompute="none", compiled=compiled)
+            run_block = block_runner(
+                self._config.model,
+                recompute="none",
+                compiled=compiled,
+                sharded=isinstance(weights, ShardedWeights),
+            )
         for index in module.blocks:
             saved = SavedTensors()
             with deferring(None), saved_tensors_hooks(saved.keep, same), watched_by(saved):
                 output = module.apply_block(index, activation, routing, place, run=run_block)
                 if not full:
                     torch.autograd.grad(output, activation, torch.zeros_like(output))
-            without = pointers_of(permanent if full else [*permanent, *saved.kept])
+            without = pointers_of([*permanent, *_weights(module), *(() if full else saved.kept)])
             made_again = [saved.kept] if full else saved.made_again
             sizes_made += [bytes_of(made, without=without) for made in made_again]
         return max(sizes_made)

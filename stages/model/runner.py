@@ -49,6 +49,9 @@ from stages.model.gradients.weight_gradient import is_added_in_backward
 from stages.model.grouped import order_rows, times_stack
 from stages.model.layers import Block
 
+RUN_BY = "run_by"
+"""Name of a block's method that calls `run(block, *given)` within torch's hooks of `fully_shard`."""
+
 CHANNELS = ("output_channel", "input_channel")
 
 
@@ -131,16 +134,19 @@ class _Channels(torch.autograd.Function):
         return (None, None, *(None for _ in ctx.parameters))
 
 
-def block_runner(config: ModelConfig, *, recompute: str, compiled: bool) -> RunBlock:
+def block_runner(config: ModelConfig, *, recompute: str, compiled: bool, sharded: bool = False) -> RunBlock:
     """The function that runs the blocks of a model in training.
 
     Args:
         config: the model.
         recompute: `train.recompute`.
         compiled: compile the block with torch.compile.
+        sharded: blocks are under `fully_shard`, which gathers their weights when they are called.
     """
     if compiled:
         run = _run_compiled(config, selective=recompute == "selective")
+        if sharded:
+            run = partial(_run_within_hooks, run)
     else:
         run = run_selectively if recompute == "selective" else run_as_it_stands
     return _recomputing(run, random=config.factory is not None) if recompute == "full" else run
@@ -162,6 +168,10 @@ def _recomputing(run: RunBlock, *, random: bool) -> RunBlock:
         )
 
     return run_block
+
+
+def _run_within_hooks(run: RunBlock, block: nn.Module, *given: Any) -> Any:
+    return getattr(block, RUN_BY)(run, *given)
 
 
 def _run_compiled(config: ModelConfig, *, selective: bool) -> RunBlock:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
+from optimizers import is_custom, method_named
 from schedules import Program, analyze, verify
 from stages.comm.topology import Connection
 from stages.config.run_config import RunConfig
@@ -18,6 +20,7 @@ from stages.data.dataset import Corpus
 from stages.model.compiler import compiles_here, is_compiled, missing_for_compile
 from stages.model.runner import block_runner
 from stages.pipeline.executor import RankExecutor
+from stages.shape.families import parameter_roles
 from stages.shape.partition import cut_of
 from stages.update.clock import clock_of
 from stages.update.optimizer_step import StageState, StageUpdate
@@ -25,6 +28,7 @@ from stages.update.rank_stats import StepResult
 from stages.update.update_phases import UpdateContext, UpdateRules
 from stages.update.update_stream import OneStream, streams_of
 from stages.weights.gradient_buffers import gradient_buffers
+from stages.weights.sharded_weights import ShardedWeights
 from stages.weights.tied_head import TiedHead
 from stages.weights.weight_versions import WeightVersions
 
@@ -125,7 +129,12 @@ def build_ranks(
     compiled = compiles_here(config, device=device.type)
     if not compiled and is_compiled(config, device=device.type):
         print(f"note: blocks are not compiled: {missing_for_compile(device=device.type)}", file=sys.stderr)
-    run_block = block_runner(config.model, recompute=config.train.recompute, compiled=compiled)
+    run_block = block_runner(
+        config.model,
+        recompute=config.train.recompute,
+        compiled=compiled,
+        sharded=connections[0].sharding is not None,
+    )
     rules = UpdateRules(
         clip=config.train.clip,
         common_step=schedule_facts(config).updates_together,
@@ -137,20 +146,34 @@ def build_ranks(
         data = connection.data
         stages: dict[int, StageState] = {}
         for stage in (stage for stage, holder in enumerate(rank_of_stage) if holder == connection.rank):
-            weights = WeightVersions(
-                config.model,
-                cuts[stage],
-                context=config.data.context,
-                seed=config.seed,
-                replicas=max(analysis.versions[stage] for analysis in analyses),
-                gradient_buffers=buffers[stage],
-                shard_gradients=config.parallel.shard_gradients,
-                master_dtype=types.master,
-                replica_dtype=types.replica,
-                device=device,
-                data_rank=data.rank,
-                data_ranks=data.size,
-            )
+            common: dict[str, Any] = {
+                "context": config.data.context,
+                "seed": config.seed,
+                "master_dtype": types.master,
+                "replica_dtype": types.replica,
+                "device": device,
+            }
+            weights: WeightVersions
+            if connection.sharding is not None:
+                weights = ShardedWeights(
+                    config.model,
+                    cuts[stage],
+                    in_place=partial(updated_by_value, config),
+                    sharding=connection.sharding,
+                    keep_weights=config.schedule.keep_weights,
+                    **common,
+                )
+            else:
+                weights = WeightVersions(
+                    config.model,
+                    cuts[stage],
+                    replicas=max(analysis.versions[stage] for analysis in analyses),
+                    gradient_buffers=buffers[stage],
+                    shard_gradients=config.parallel.shard_gradients,
+                    data_rank=data.rank,
+                    data_ranks=data.size,
+                    **common,
+                )
             for replica in weights.replicas:
                 replica.module.run_block = run_block
             update = StageUpdate(
@@ -180,6 +203,20 @@ def build_ranks(
         executor = RankExecutor(context, batches=batches, streams=streams)
         built.append(Rank(connection=connection, stages=stages, batches=batches, executor=executor))
     return built
+
+
+def updated_by_value(config: RunConfig, name: str, dimensions: int) -> bool:
+    """Whether the optimizer updates a parameter value by value, so that rows of it can be updated alone.
+
+    Args:
+        config: of the run.
+        name: of the parameter.
+        dimensions: of its shape.
+    """
+    if is_custom(config.optimizer.name):
+        return False
+    role = parameter_roles(config.model, {name: dimensions})[name]
+    return method_named(config.optimizer.name).rule(role).elementwise
 
 
 def representative_programs(config: RunConfig) -> list[Program]:

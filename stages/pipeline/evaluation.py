@@ -19,6 +19,7 @@ from stages.data.batches import Batches
 from stages.model.head_shard import HeadShard, merge_parts
 from stages.update.optimizer_step import StageState
 from stages.weights.flat_buffers import members_of
+from stages.weights.sharded_weights import ShardedWeights
 
 HOP = 1.5
 """Time from one stage's forward to the next one's, in forwards."""
@@ -120,6 +121,7 @@ def evaluate(
         if state.tied is not None:
             weights[stage] |= state.tied.weights(weights[0])
     losses: dict[int, Tensor] = {}
+    own_microbatches = range(data.rank, len(read), data.size)
     for number, action in enumerate(program.actions[connection.rank]):
         on_action()
         links.passed(launched(number))
@@ -153,6 +155,11 @@ def evaluate(
             losses[action.microbatch] = output.double()
     if program.loss_stage not in stages:
         return None
+    for state in stages.values():
+        # All processes gather weights as often.
+        if isinstance(state.weights, ShardedWeights) and len(own_microbatches) < -(-len(read) // data.size):
+            tokens, targets = batches.validation(0, count=1)
+            state.weights.replicas[0].module(tokens, state.weights.newest().routing(), targets=targets)
     nothing = torch.zeros((), dtype=torch.float64, device=batches.device)
     own_losses = [losses.get(microbatch, nothing) for microbatch in range(program.microbatches)]
     gathering = data.all_gather(torch.stack(own_losses))
@@ -177,6 +184,11 @@ def _whole_weights(
     """The stage's evaluation weights, or their average, by parameter name, gathered from the data ranks that
     own them."""
     weights, owned = state.weights, evaluation_weights(state, dtype=dtype, averaged=averaged)
+    if isinstance(weights, ShardedWeights):
+        # Its module has the weights; an average takes their place until the end of the evaluation.
+        if averaged:
+            weights.show(list(owned.values()))
+        return {}
     if connection.data.size == 1 and list(owned) == weights.names:
         return owned
     flat, views = weights.flat(dtype=dtype)

@@ -76,6 +76,7 @@ class RankExecutor:
         self._rank = connection.rank
         self._stages = context.stages
         self._links = connection.links
+        self._sharding, self._streams = connection.sharding, streams
         self._data_ranks = connection.data.size
         self._data_rank = connection.data.rank
         self._batches = batches
@@ -149,6 +150,9 @@ class RankExecutor:
             stages={stage: StageTrace() for stage in self._stages},
             latest=deque(maxlen=self._timed_actions(program)),
         )
+        if self._sharding is not None:
+            self._sharding.note_wait = self.trace.note_exchange
+            self.trace.knows_waits = not self._streams.parallel
         self.in_flight: set[tuple[tuple[int, int], ...]] = set()
         """The counts of micro-batches in flight that occurred at one time: for each stage of the rank,
         ascending, (before their backward, between its halves)."""
@@ -261,6 +265,7 @@ class RankExecutor:
             raise RuntimeError(f"{action}: its weights were written since the forward")
         gradient = yield from self._output_gradient(action)
         mismatch = saved.replica.version - saved.version
+        weights.before_backward(last=(microbatch + 1) % self._program.update_interval == 0)
         whole = self._updates.last_backward(action) if saved.passed.reports else None
         with update.at_backward(saved.replica, mismatch=mismatch):
             saved.passed.backward(gradient, whole=whole)

@@ -359,6 +359,9 @@ class _Silent:
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> _Done:
         return _Done()
 
+    def _allgather_base(self, output: Tensor, given: Tensor, /) -> _Done:
+        return _Done()
+
     def broadcast(self, tensor: Tensor, root: int, /) -> _Done:
         return _Done()
 

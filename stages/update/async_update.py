@@ -178,16 +178,14 @@ class RankUpdates:
             weights = state.weights
             gradient = weights.gradient_buffer
             for early in (False, True):
-                reduction = self._data.reduce_scatter(
-                    gradient.flat, weights.reduction, early=early, part=gradient.part
-                )
+                reduction = weights.reduce(self._data, gradient, early=early)
                 reduction.advance(len(gradient.views))
                 reduction.complete()
             numbers = gradient.flat.new_zeros(unit + 2, dtype=torch.float64)
             stages = self._stages.values() if self._rules.common_step else (state,)
             counts = sum(other.weights.gradient_buffer.loads.numel() for other in stages)
             self._data.all_gather(numbers.new_zeros(unit + 2 + counts)).complete()
-            self._data.broadcast(weights.newest().flat, weights.ownership.runs).complete()
+            weights.hand_out(self._data, weights.newest()).complete()
             shared = numbers[1:] if self._rules.common_step else numbers[:1]
             self._pipeline.all_gather(shared).complete()
 
@@ -208,9 +206,9 @@ class RankUpdates:
 
     def last_backward(self, action: Action) -> WholeGradients | None:
         """Observer of a backward's gradients, for a last backward within which the reduction begins."""
-        if action not in self._begin_early:
-            return None
         weights = self._stages[action.stage].weights
+        if action not in self._begin_early or not weights.reduces_early:
+            return None
         reduction = self._reduction(action.stage, weights.gradient_buffer, early=True)
         self._early[action.stage] = reduction
         return WholeGradients(weights.replica_of(action.version).parameters, advance=reduction.advance)
@@ -249,8 +247,7 @@ class RankUpdates:
 
     def _reduction(self, stage: int, gradient: GradientBuffer, *, early: bool) -> Reduction:
         """The reduction of a gradient, all of it on the updates' stream."""
-        plan = self._stages[stage].weights.reduction
-        reduction = self._data.reduce_scatter(gradient.flat, plan, early=early, part=gradient.part)
+        reduction = self._stages[stage].weights.reduce(self._data, gradient, early=early)
         streams = self._streams
         taken = False
 

@@ -63,9 +63,9 @@ def squared_norm(gradient: GradientBuffer) -> Tensor:
 
     Computed per parameter and summed in float64, so that it hardly depends on how the model is cut.
     """
-    if not gradient.owned_views:
+    if not gradient.counted_views:
         return torch.zeros((), dtype=torch.float64, device=gradient.flat.device)
-    norms = torch.stack(torch._foreach_norm(gradient.owned_views))
+    norms = torch.stack(torch._foreach_norm(gradient.counted_views))
     return norms.double().square().sum()
 
 

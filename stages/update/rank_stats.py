@@ -60,6 +60,8 @@ class RankTrace:
     """Seconds of waiting up to each of these."""
     waited: float = 0.0
     """Total seconds of waiting for other ranks."""
+    knows_waits: bool = True
+    """Whether these are all; not on a GPU under a schedule that shards, where torch's streams wait."""
     loads: dict[int, BlockLoad] = field(default_factory=dict)
     """Of its blocks of experts, by the block's number in the model, over all data ranks."""
     gave_up: str | None = None
@@ -78,6 +80,11 @@ class RankTrace:
         self.waited += ended - began
         self._waited_in_action += ended - began
         self._waited_until = ended
+
+    def note_exchange(self, began: float, ended: float) -> None:
+        """Record that the current action waited for an exchange while it computed."""
+        self.waited += ended - began
+        self._waited_in_action += ended - began
 
     def note_wait_for_update(self, began: float, ended: float) -> None:
         """Record that an action could not start before an update was done."""
@@ -107,7 +114,7 @@ class RankTrace:
     @property
     def busy(self) -> float | None:
         """Share of `steady_seconds` without waiting for other ranks; None with fewer than two updates."""
-        if self.steady_seconds <= 0:
+        if self.steady_seconds <= 0 or not self.knows_waits:
             return None
         return 1 - (self.update_waited[-1] - self.update_waited[0]) / self.steady_seconds
 

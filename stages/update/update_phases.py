@@ -135,7 +135,7 @@ class UpdatePhases:
             replica = weights.oldest() if data.size > 1 else None
             self._apply(gathered, verdict)
             if replica is not None:
-                exchange = data.broadcast(replica.flat, weights.ownership.runs)
+                exchange = weights.hand_out(data, replica)
                 broadcasts.append((gathered, replica, exchange))
         for gathered, replica, exchange in broadcasts:
             yield exchange

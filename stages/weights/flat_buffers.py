@@ -75,6 +75,8 @@ class GradientBuffer:
         members = [member for view in views for member in members_of(view)]
         self.owned_views = [members[number] for number in owned] if part is None else part[1]
         """One for each member that this data rank owns."""
+        self.counted_views = self.owned_views
+        """Those whose squares it adds to the norm: of members that several ranks own, one counts."""
         self.versions: list[int] = []
         """For each accumulated micro-batch, the version that its forward read."""
         self.loads = loads

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.autograd.graph import increment_version
 
+from stages.comm.collectives import Exchange, Group, Reduction
 from stages.comm.reduction_rounds import reduction_plan
 from stages.config.run_config import ModelConfig
 from stages.model.custom import make_stage
@@ -168,11 +169,49 @@ class WeightVersions:
             self.replicas[0].version = version
         self._point_gradients()
 
+    reduces_early = True
+    """Whether the sum over data ranks may begin within the last backward."""
+
+    def reduce(self, data: Group, gradient: GradientBuffer, *, early: bool) -> Reduction:
+        """Prepare the sum of a gradient over the data ranks; arguments as for `Group.reduce_scatter`."""
+        return data.reduce_scatter(gradient.flat, self.reduction, early=early, part=gradient.part)
+
+    def hand_out(self, data: Group, replica: Replica) -> Exchange[None]:
+        """Send the members of a replica that this data rank owns to the others, and receive theirs."""
+        return data.broadcast(replica.flat, self.ownership.runs)
+
+    def before_backward(self, *, last: bool) -> None:
+        """Called before each backward; `last`: of an update."""
+
+    def saves(self, name: str) -> bool:
+        """Whether this data rank saves a member that it owns: no other does."""
+        return True
+
+    def version_targets(self, replica: Replica, version: int) -> dict[str, Tensor]:
+        """Where a version's tensors in a checkpoint are read to, by key."""
+        named = dict(zip(self.member_names, replica.members, strict=True)) | replica.named_biases()
+        return {f"version/{version}/{name}": tensor.detach() for name, tensor in named.items()}
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of buffers beside weights and gradients."""
+        return 0
+
+    def hide(self) -> None:
+        """End an evaluation."""
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of the members that this data rank owns, by name, as a run's result has them."""
+        return dict(tensors)
+
     def load_initial(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the drawn weights of the members that this data rank owns, by name, and balance biases. A
         shard of the head takes its rows of the whole matrix.
         """
         self._fill(lambda name, weight: weight.copy_(self._own_rows(weights[whole_name(name)])))
+        self._load_biases(weights)
+
+    def _load_biases(self, weights: Mapping[str, Tensor]) -> None:
         first = self.replicas[0]
         biases = [weights.get(name, bias).to(bias) for name, bias in first.named_biases().items()]
         if biases:

@@ -17,12 +17,14 @@ from torch import Tensor
 def is_added_in_backward(weight: Tensor) -> bool:
     """Whether a backward adds the gradient of `weight` to its `grad` itself, since that has a wider type.
 
+    Its `grad` may be made in the backward (`stages.weights.sharded_weights`), but not the type of it.
+
     Not within what is compiled: which buffer is the current one is known in backward only. There, as where
     the type is the same, autograd adds it, or it is added outside (`stages.model.runner`).
     """
     if torch.compiler.is_compiling():
         return False
-    return weight.grad is not None and weight.grad.dtype != weight.dtype
+    return weight.is_leaf and weight.requires_grad and weight.grad_dtype not in (None, weight.dtype)
 
 
 def add_product(total: Tensor, gradient: Tensor, given: Tensor) -> None:
