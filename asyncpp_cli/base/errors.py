@@ -17,6 +17,7 @@ import importlib
 import os
 import re
 import resource
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -155,12 +156,24 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         each = each.__cause__ or each.__context__
 
 
+POLARS_BYTES = 1_500_000_000
+"""Address space for polars with two threads and a report's tables; where none is left, it ends the process
+and prints its stack."""
+
+
 def need_polars() -> None:
     """Import polars, which only warns, and fails later, where memory is too small for its library.
 
     Raises:
         ImportError: its library cannot be loaded.
+        MemoryError: this process may not have the address space that it needs (ulimit -v).
     """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit >= 0:
+        os.environ.setdefault("POLARS_MAX_THREADS", "2")
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        if "polars" not in sys.modules and limit - pages * resource.getpagesize() < POLARS_BYTES:
+            raise MemoryError
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "Polars binary is missing")
         try:

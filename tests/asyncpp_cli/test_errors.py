@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, ran, refusal
-from support.files import FULL, own_device
+from support.files import FULL, ROOT, own_device
 from support.privileges import disk, fill
 from support.report_experiment import ExperimentFolder, begun, quickstart_folder, settings
 
@@ -275,8 +275,8 @@ from pathlib import Path
 from asyncpp_cli.main import main
 
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20),) * 2)
-sys.argv = ["asyncpp", *sys.argv[1:]]
+resource.setrlimit(resource.RLIMIT_AS, (used + (int(sys.argv[1]) << 20),) * 2)
+sys.argv = ["asyncpp", *sys.argv[2:]]
 main()
 """
 
@@ -284,10 +284,21 @@ main()
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["sweep", "quickstart", "--list"], ["report", "nowhere"]])
 def test_a_library_that_memory_does_not_hold_is_no_bug(words: list[str]) -> None:
-    done = ran(sys.executable, "-c", LIMITED, *words)
+    done = ran(sys.executable, "-c", LIMITED, "16", *words)
     assert (done.code, done.errors.count("\n")) == (1, 1), done
     assert "memory" in done.errors
     assert "(this process may have" in done.errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("megabytes", [300, 600, 750, 900, 1100])
+def test_a_library_that_ends_the_process_without_memory_is_not_begun(megabytes: int) -> None:
+    """polars printed a Rust backtrace."""
+    done = ran(
+        sys.executable, "-c", LIMITED, str(megabytes), "report", ROOT / "tests/support/made_by_6a1d8e3"
+    )
+    assert (done.code, done.output, done.errors.count("\n")) == (1, "", 1), done
+    assert "asyncpp: error: there is not enough memory for it (this process may have" in done.errors
 
 
 def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

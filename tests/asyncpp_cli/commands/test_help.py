@@ -52,10 +52,10 @@ def commands_of(app: typer.Typer, before: str = "") -> Iterator[tuple[str, Calla
 COMMANDS = dict(commands_of(app))
 
 
-def after_each(commands: Sequence[Sequence[str]]) -> list[tuple[int, str, set[str]]]:
-    """Exit code and output of each command, run one after the other in a process, and the modules then
-    imported."""
-    asked = ran(sys.executable, "-c", ASK, json.dumps(commands))
+def after_each(commands: Sequence[Sequence[str]], *options: str) -> list[tuple[int, str, set[str]]]:
+    """Exit code and output of each command, run one after the other in a process with these options of
+    Python, and the modules then imported."""
+    asked = ran(sys.executable, *options, "-c", ASK, json.dumps(commands))
     assert asked.code == 0, asked.errors
     ends: list[Any] = [json.loads(line) for line in asked.output.splitlines()]
     return [(code, output, set(modules)) for code, output, modules in ends]
@@ -75,6 +75,11 @@ def test_help_imports_nothing_slow(command: str, helped: dict[str, tuple[int, st
     assert output.startswith("Usage:")
     assert not {*SLOW, "omegaconf", "numpy", "schedules", "optimizers", "stages.config.run_config"} & modules
     assert not re.search(r"^  [^-\s].* <(list|str|path)", output, re.MULTILINE)
+
+
+def test_help_is_the_same_without_docstrings(helped: dict[str, tuple[int, str, set[str]]]) -> None:
+    ends = after_each([[*command.split(), "--help"] for command in COMMANDS], "-OO")
+    assert [output for _, output, _ in ends] == [output for _, output, _ in helped.values()]
 
 
 def test_the_first_list_has_what_users_type(helped: dict[str, tuple[int, str, set[str]]]) -> None:
