@@ -264,7 +264,7 @@ class Experiment:
         from asyncpp_cli.report.formats.page import html_table
 
         report = self._report(keep_steps=False)
-        lines = "".join(f"<p>{escape(line)}</p>" for line in report.summary)
+        lines = "".join(f"<p>{escape(line)}</p>" for line in (*report.first_line, *report.summary))
         return f"<h4>{escape(report.name)}</h4>{html_table(report.table(width=None))}{lines}"
 
 

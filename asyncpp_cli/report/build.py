@@ -10,7 +10,8 @@ from asyncpp_cli.base.atomic_files import real_folder, write_output
 from asyncpp_cli.base.console import say
 from asyncpp_cli.base.progress import shown
 from asyncpp_cli.planner.cells import DEFAULT_GPU
-from asyncpp_cli.report.analysis.aggregate import aggregate_best
+from asyncpp_cli.report.analysis.aggregate import against, aggregate_best
+from asyncpp_cli.report.analysis.answer import by_loss
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.transfer import Target, Transfer, transfers
 from asyncpp_cli.report.analysis.verdict import verdicts
@@ -54,6 +55,10 @@ def build_report(experiments: Sequence[Experiment], options: ReportOptions, *, k
         tuned=list(dict.fromkeys(key for tuning in tunings for key in tuning.plan.keys)),
         target=options.target,
     )
+    if options.against is not None:
+        cells = against(cells, options.against)
+    if options.sort:
+        cells = by_loss(cells)
     problems = [problem for run in runs for problem in run.problems]
     return Report(
         name=" + ".join(dict.fromkeys(experiment.name for experiment in experiments)),

@@ -33,7 +33,8 @@ def diff(
     """Show what differs between two runs, cells or experiments.
 
     Settings, versions of asyncpp (with its commit), torch and Python, machine, data, and each cell's losses,
-    as means over completed seeds. `report A B` has all numbers of both.
+    with their difference over the seeds that both have. `report A B` has all numbers of both; `report DIR
+    --against ARM` compares any two arms.
     """
     from asyncpp_cli.base.errors import need_polars
 
@@ -60,10 +61,12 @@ def diff(
     losses = {row["cell"]: row for row in compared["losses"]}
     shown = {
         cell: {side: [] if row[side] is None else [f"{row[side]:.4f}"] for side in ("a", "b")}
-        | {"change": "" if row["difference"] is None else f"{row['difference']:+.4f}"}
+        | {"change": row["text"]}
         for cell, row in losses.items()
     }
-    _show(shown, title="Validation loss, mean over completed runs", further={"B - A": "change"})
+    _show(
+        shown, title="Validation loss, mean over completed runs", further={"B - A (95% interval)": "change"}
+    )
 
 
 def _show(

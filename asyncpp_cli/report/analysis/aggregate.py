@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.cells import CellResult, arm_names, value_text
 from asyncpp_cli.report.load.run import RunResult, Settings, grouped, settings_of
@@ -49,6 +50,33 @@ def aggregate_best(
     cell_of = {run.id: cell for cell in cells for run in cell.runs}
     cells = [replace(cell, loss_of=cell_of.get(cell.runs[0].loss_of or "")) for cell in cells]
     return cells, [*notes, *lacking], choices
+
+
+def named(cells: Sequence[CellResult], words: str) -> CellResult:
+    """The cell whose name has these words, separated by blanks; of several, the one whose name has no others.
+
+    Raises:
+        UserError: none has, or several have.
+    """
+    asked = set(words.split())
+    names = arm_names(cells)
+    found = [(cell, name) for cell, name in zip(cells, names, strict=True) if asked <= {*name.split()}]
+    exact = [each for each in found if {*each[1].split()} == asked]
+    if len(exact or found) != 1:
+        what = "no arm has these words" if not found else "several arms have these words"
+        accepted = "; ".join([name for _, name in found] or names)
+        raise UserError(f"--against {words}: {what}; accepted: {accepted}")
+    return (exact or found)[0][0]
+
+
+def against(cells: Sequence[CellResult], words: str) -> list[CellResult]:
+    """The cells, each with the one that is named as its `reference`.
+
+    Raises:
+        UserError: as of `named`.
+    """
+    reference = named(cells, words)
+    return [cell if cell is reference else replace(cell, reference=reference) for cell in cells]
 
 
 def _group_by_all_but_seed(runs: Sequence[RunResult]) -> list[list[RunResult]]:

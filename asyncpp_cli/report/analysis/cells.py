@@ -71,6 +71,8 @@ class CellResult:
     """For a cell run for its speed alone: the cell whose loss is its own, too, if it is in the report."""
     uncorrected: CellResult | None = None
     """The cell that differs only in having no correction; None for itself."""
+    reference: CellResult | None = None
+    """The cell that `--against` names; None for itself."""
 
     # What the cell is.
 
@@ -209,6 +211,11 @@ class CellResult:
             return NO_PAIRS
         cells = (self, self.baseline)
         return pairs(*(losses_by_seed(cell.completed, of_set=of_set, averaged=averaged) for cell in cells))
+
+    @cached_property
+    def reference_pairs(self) -> Pairs:
+        """This cell's losses paired with those of the cell that `--against` names."""
+        return NO_PAIRS if self.reference is None else pairs(self.losses, self.reference.losses)
 
     @cached_property
     def gap_pairs(self) -> Pairs:

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from asyncpp_cli.report.analysis.answer import difference_text
+from asyncpp_cli.report.analysis.cells import losses_by_seed
 from asyncpp_cli.report.analysis.conditions import MACHINE_FIELDS, conditions, distinct
+from asyncpp_cli.report.analysis.statistics import pairs
 from asyncpp_cli.report.load.run import RunResult
 
 
@@ -16,7 +19,8 @@ def difference(a: Sequence[RunResult], b: Sequence[RunResult]) -> dict[str, Any]
     Returns:
         `settings` and `conditions` (versions of the code, torch and Python, machine and data): the distinct
         values of each side by key, where they differ. `losses`: for each cell the mean validation loss of its
-        completed runs on each side, nats per token, and that of B minus that of A; None where unknown.
+        completed runs on each side, in nats per token, and B minus A over the seeds that both have, with its
+        interval; None where unknown.
     """
     of_a, of_b = conditions(a), conditions(b)
     return {
@@ -42,12 +46,25 @@ def _losses(a: Sequence[RunResult], b: Sequence[RunResult]) -> list[dict[str, An
     shared = [key for key in shared if all(key in run.axes for run in (*a, *b))]
     if all(len({_cell(run, list(run.axes)) for run in side}) == 1 for side in (a, b)):
         shared = []
-    of_a, of_b = ({_cell(run, shared): _loss(side, run, shared) for run in side} for side in (a, b))
+    of_a, of_b = ({_cell(run, shared): _losses_of(side, run, shared) for run in side} for side in (a, b))
     found = []
     for cell in dict.fromkeys((*of_a, *of_b)):
-        first, second = of_a.get(cell), of_b.get(cell)
-        change = None if first is None or second is None else second - first
-        found.append({"cell": cell, "a": first, "b": second, "difference": change})
+        first, second = of_a.get(cell, {}), of_b.get(cell, {})
+        compared = pairs(second, first)
+        means = [fmean(losses.values()) if losses else None for losses in (first, second)]
+        interval = compared.interval
+        found.append(
+            {
+                "cell": cell,
+                "a": means[0],
+                "b": means[1],
+                "difference": compared.mean,
+                "low": None if interval is None else interval.low,
+                "high": None if interval is None else interval.high,
+                "seeds": compared.seeds,
+                "text": difference_text(compared) if first and second else "",
+            }
+        )
     return found
 
 
@@ -55,12 +72,7 @@ def _cell(run: RunResult, keys: Sequence[str]) -> str:
     return " ".join(f"{key}={run.axes[key]}" for key in keys if key != "seed")
 
 
-def _loss(side: Sequence[RunResult], like: RunResult, keys: Sequence[str]) -> float | None:
-    """The mean loss of the completed runs of a run's cell."""
-    losses = [
-        run.measurement.val_loss
-        for run in side
-        if run.state == "completed" and _cell(run, keys) == _cell(like, keys)
-    ]
-    known = [loss for loss in losses if loss is not None]
-    return fmean(known) if known else None
+def _losses_of(side: Sequence[RunResult], like: RunResult, keys: Sequence[str]) -> dict[Any, float]:
+    """The losses of the completed runs of a run's cell, by seed."""
+    completed = (run for run in side if run.state == "completed")
+    return losses_by_seed([run for run in completed if _cell(run, keys) == _cell(like, keys)])

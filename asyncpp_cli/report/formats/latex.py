@@ -44,7 +44,7 @@ def to_latex(report: Report, options: ReportOptions) -> str:
     caption, label = options.caption, options.label
     table = report.table(width=PAGE_WIDTH)
     remarks = replace(table, legend="").remarks
-    below = [report.name, *remarks, *report.summary, *report.problems, *report.conditions]
+    below = [report.name, *report.first_line, *remarks, *report.summary, *report.problems, *report.conditions]
     lines = [
         r"% \usepackage{booktabs}",
         r"\begin{table}",

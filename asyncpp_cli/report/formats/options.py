@@ -84,6 +84,11 @@ class ReportOptions:
     best_over: Annotated[
         str | None, typer.Option(metavar="KEY,..", help="Keep the best value of these keys for each arm.")
     ] = None
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="ARM", help="Also show each loss minus that of this arm, by words of its name."),
+    ] = None
+    sort: Annotated[bool, typer.Option("--sort", help="Order the rows by loss, the best first.")] = False
     figures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the plots to this folder as SVG, PDF and PNG.")
     ] = None

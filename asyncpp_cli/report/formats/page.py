@@ -20,13 +20,14 @@ from asyncpp_cli.base.console import as_plain, printable
 from asyncpp_cli.base.tables import Heading, Table
 from asyncpp_cli.base.version import asyncpp_version
 from asyncpp_cli.report.analysis.cells import CellResult, arm_names, value_text
+from asyncpp_cli.report.analysis.failures import failures
 from asyncpp_cli.report.formats.charts import Chart, Indices, charts, curve, kept_indices, styles
 from asyncpp_cli.report.formats.options import ReportOptions
 from asyncpp_cli.report.formats.plotly_charts import plotly_figure
 from asyncpp_cli.report.formats.timelines import TimelinePair, timeline_pairs, to_svg
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.columns import records
-from asyncpp_cli.report.tables.document import Report, table_of_cells
+from asyncpp_cli.report.tables.document import Report
 
 MOST_TIMELINES = 8
 
@@ -83,7 +84,9 @@ def to_page(report: Report, options: ReportOptions) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(own_file=assets is not None)}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<style>{resources.joinpath('page.css').read_text(encoding='utf-8')}</style></head><body>",
-        f"<header><h1>{name}</h1><p>{escaped(_summary(report.cells))}</p></header><main>",
+        f"<header><h1>{name}</h1><p>{escaped(_summary(report.cells))}</p>",
+        *(f'<p class="answer">{escaped(line)}</p>' for line in report.first_line),
+        "</header><main>",
         _section("answer", "Summary", _list(report.summary)),
         _section("table", "Cells", _tables(report)),
         _section("tuning", "Tuning", _tunings(report, tuned)),
@@ -124,11 +127,20 @@ def _summary(cells: Sequence[CellResult]) -> str:
 
 
 def _tables(report: Report) -> str:
-    cells = html_table(table_of_cells(report.cells, leading=report.rows))
+    cells = html_table(report.table_of_cells())
     pivot = html_table(report.table(width=None)) if report.cols else ""
-    problems = f'<div class="problems">{_list(report.problems)}</div>' if report.problems else ""
+    problems = _problems(report)
     conditions = "".join(f'<p class="conditions">{escaped(line)}</p>' for line in report.conditions)
     return f"{pivot}{_EVERY_COLUMN}{cells}{problems}{conditions}"
+
+
+def _problems(report: Report) -> str:
+    """Groups of runs that ended early, their ids folded, and further remarks."""
+    found = [
+        f"<details><summary>{escaped(each.about)}</summary>{_list(each.ids)}</details>"
+        for each in failures(report.cells)
+    ]
+    return f'<div class="problems">{"".join(found)}{_list(report.notes)}</div>' if report.problems else ""
 
 
 def _chart(name: str, chart: Chart) -> str:

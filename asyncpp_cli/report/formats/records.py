@@ -26,11 +26,14 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 def to_json(report: Report, _options: object = None) -> str:
     """A list of records; each holds the ids of its runs and their conditions, of a tuned arm `tuning`, and of
-    an arm's longest cell `verdicts` and, of `transfers`, `planned`."""
+    an arm's longest cell `verdicts` and, of `transfers`, `planned`; `best` is true for the best cell, which
+    also has the report's first line (`answer`)."""
     cells, tunings, transfers = report.cells, report.tunings, report.transfers
     listed = records(cells)
     found = verdicts(cells)
     for cell, record in zip(cells, listed, strict=True):
+        record["best"] = report.answer is not None and cell is report.answer.best
+        record["answer"] = report.answer.sentence if report.answer is not None and record["best"] else None
         record["verdicts"] = [verdict.record() for verdict in found if verdict.delayed is cell]
         if transfers:
             record["planned"] = [each.record() for each in transfers if each.verdict.delayed is cell]

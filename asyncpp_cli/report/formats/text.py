@@ -24,6 +24,8 @@ def to_table(report: Report, *, console: Console) -> None:
     """Print the table, fitted to the console, the summary, problems and conditions."""
     table = report.table(width=console.width).fitted(console.width)
     console.print(Text(printable(report.name), style="bold"))
+    for line in report.first_line:
+        console.print(Text(printable(line)))
     console.print()
     console.print(table.text(console.width, styles=STYLE_OF_STATE), no_wrap=True, crop=False)
     for lines, style in (
@@ -51,6 +53,7 @@ def to_markdown(report: Report, _options: object = None) -> str:
     lines = [
         f"## {escaped(report.name)}",
         "",
+        *(text for line in report.first_line for text in (f"**{escaped(line)}**", "")),
         _row([one_line(heading.title) for heading in table.headings]),
         f"| {' | '.join('---:' if heading.right else '---' for heading in table.headings)} |",
         *(_row(row) for row in table.rows),

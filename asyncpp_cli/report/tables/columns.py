@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncpp_cli.base.console import as_plain, printable
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.report.analysis.cells import CellResult, value_text
+from asyncpp_cli.report.analysis.cells import CellResult, arm_names, value_text
 from asyncpp_cli.report.analysis.conditions import conditions
 from asyncpp_cli.report.analysis.statistics import (
     CANNOT_BE_TOLD,
@@ -227,6 +227,7 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         _gap_column(cells),
         averaged("val_loss_ema", "EMA\nval loss", form="{:.3f}", show_interval=True, drop_order=24),
         _pairs_column("gap_ema", "EMA\ngap", lambda cell: cell.compared(averaged=True), drop_order=25),
+        *_reference_columns(cells),
         *_set_columns(cells),
         Column(key="gap_welch", fields=interval_fields(attrgetter("gap_pairs.interval_welch"))),
         single("gap_seeds", value=attrgetter("gap_pairs.seeds")),
@@ -356,6 +357,21 @@ def _pairs_column(key: str, title: str, compared: Callable[[CellResult], Pairs],
     fields: dict[str, Value] = {"": lambda cell: compared(cell).mean}
     fields |= interval_fields(lambda cell: compared(cell).interval)
     return Column(key=key, title=title, fields=fields, text=lambda cell: _gap_text(compared(cell)), **options)
+
+
+def _reference_columns(cells: Sequence[CellResult]) -> list[Column]:
+    """Loss minus that of the arm that `--against` names, if it names one."""
+    reference = next((cell.reference for cell in cells if cell.reference is not None), None)
+    if reference is None:
+        return []
+    names = zip(cells, arm_names(cells), strict=True)
+    name = next(name for cell, name in names if cell.runs is reference.runs)
+
+    def text(cell: CellResult) -> str:
+        return "reference" if cell.reference is None else _gap_text(cell.reference_pairs)
+
+    column = _pairs_column("against", f"minus\n{name}", attrgetter("reference_pairs"))
+    return [replace(column, text=text), single("reference", value=lambda _: name)]
 
 
 def _set_columns(cells: Sequence[CellResult]) -> list[Column]:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from asyncpp_cli.base.tables import Heading, Table
+from asyncpp_cli.report.analysis.answer import Answer, answer
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.conditions import conditions_lines
+from asyncpp_cli.report.analysis.failures import failures
 from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.analysis.transfer import Transfer, transfer_lines
 from asyncpp_cli.report.analysis.verdict import verdict_lines
 from asyncpp_cli.report.tables.columns import meaning, shown_columns, value_columns
 from asyncpp_cli.report.tables.pivot import pivot
 from asyncpp_cli.tune.result import Tuning
+
+BEST = "*"
+"""Mark of the best row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +41,13 @@ class Report:
 
     tunings: Sequence[Tuning] = ()
     """Of experiments that `asyncpp tune` made; their cells are each arm's best candidate."""
+    transfers: Sequence[Transfer] = ()
+    """The verdicts carried over to a planned run (`--for`)."""
+
+    def table_of_cells(self) -> Table:
+        """The table with a row for each cell, the best one marked."""
+        best = None if self.answer is None else self.answer.best
+        return table_of_cells(self.cells, leading=self.rows, best=best)
 
     def table(self, *, width: int | None) -> Table:
         """The table to show.
@@ -46,13 +59,20 @@ class Report:
             values = value_columns(self.values, self.cells)
             table = pivot(self.cells, rows=self.rows, cols=self.cols, values=values)
         else:
-            table = table_of_cells(self.cells, leading=self.rows)
+            table = self.table_of_cells()
             if width is not None:
                 table = table.without(self._extra)
         return table.fitted(width, essential=False)
 
-    transfers: Sequence[Transfer] = ()
-    """The verdicts carried over to a planned run (`--for`)."""
+    @cached_property
+    def answer(self) -> Answer | None:
+        """The best arm; None without a loss."""
+        return answer(self.cells)
+
+    @property
+    def first_line(self) -> list[str]:
+        """The best arm in a sentence, above everything else; empty without a loss."""
+        return [] if self.answer is None else [self.answer.sentence]
 
     @property
     def summary(self) -> list[str]:
@@ -78,7 +98,7 @@ class Report:
     @property
     def problems(self) -> list[str]:
         """Why runs ended early, damaged files, and runs that were not averaged."""
-        return [*(reason for cell in self.cells for reason in cell.reasons), *self.notes]
+        return [*(failure.line for failure in failures(self.cells)), *self.notes]
 
     @property
     def conditions(self) -> list[str]:
@@ -86,12 +106,15 @@ class Report:
         return conditions_lines(self.cells)
 
 
-def table_of_cells(cells: Sequence[CellResult], *, leading: Sequence[str] = ()) -> Table:
+def table_of_cells(
+    cells: Sequence[CellResult], *, leading: Sequence[str] = (), best: CellResult | None = None
+) -> Table:
     """The table with a row for each cell.
 
     Args:
         cells: the rows.
         leading: keys whose columns come first.
+        best: the cell to mark.
     """
     shown = shown_columns(cells)
     shown.sort(key=lambda column: leading.index(column.key) if column.key in leading else len(leading))
@@ -109,4 +132,8 @@ def table_of_cells(cells: Sequence[CellResult], *, leading: Sequence[str] = ()) 
     ]
     rows = [[column.text(cell) for column in shown] for cell in cells]
     legend = meaning([text for row in rows for text in row])
-    return Table(headings=headings, rows=rows, states=[cell.state for cell in cells], legend=legend)
+    for cell, row in zip(cells, rows, strict=True):
+        if cell is best and len(cells) > 1:
+            row[0] = f"{row[0]} {BEST}"
+            legend = f"{BEST}: the lowest loss. {legend}"
+    return Table(headings=headings, rows=rows, states=[cell.state for cell in cells], legend=legend.strip())

@@ -83,7 +83,7 @@ def test_two_cells_are_compared_whatever_their_axes(folder: Path) -> None:
     assert row["difference"] == pytest.approx(0.5)
     shown = asyncpp("diff", folder / "a" / "runs" / "sync-1", folder / "a" / "late-1").output
     assert "schedule.name  1f1b  2bw" in shown
-    assert "+0.5000" in shown
+    assert "+0.500 (one seed)" in shown
 
 
 def test_a_selection_does_not_differ_from_itself(folder: Path) -> None:

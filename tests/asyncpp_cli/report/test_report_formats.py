@@ -203,9 +203,9 @@ def test_latex_is_a_float_of_the_table_with_a_papers_caption_and_comments(tmp_pa
         "Validation loss and throughput of 1f1b and 2bw with adamw, muon and soap, nano, "
         "4 steps of 2,048 tokens. "
         "Mean over 1 to 3 seeds. Gap: loss minus that of the synchronous counterpart, nats per token. "
-        r"$\pm$ is half of a 95\% interval: of a loss, of its mean over seeds (Student's t); of a gap, of "
-        r"the mean difference between runs with the same seed. {[}low, high] is a 95\% "
-        "interval, from logarithms."
+        r"{*}: the lowest loss. $\pm$ is half of a 95\% interval: of a loss, of its mean over seeds "
+        r"(Student's t); of a gap, of the mean difference between runs with the same seed. "
+        r"{[}low, high] is a 95\% interval, from logarithms."
     )
     [layout] = re.findall(r"begin\{tabular\}\{([lr]+)\}", inside)
     body = inside[inside.index("\\toprule") : inside.index("\\bottomrule")]
