@@ -21,6 +21,7 @@ from asyncpp_cli.launch.common.options import LaunchOptions
 from asyncpp_cli.launch.common.snapshot import code_hash
 from asyncpp_cli.launch.common.srun_command import network_variables, python_words, srun_command
 from asyncpp_cli.launch.progress import shown_progress
+from asyncpp_cli.launch.submission.sbatch import annotated
 from asyncpp_cli.launch.submission.submit import array_script, submit
 from asyncpp_cli.runs.attempts.repair import damage
 from asyncpp_cli.runs.experiment_folder import Experiment
@@ -48,7 +49,11 @@ def show_scripts(experiment: Experiment, site: Site, options: LaunchOptions) -> 
     for array in planned:
         first = array.throttle.after
         after = "" if first is None else f", to start when array {first + 1} has ended"
-        print(f"# {len(array.runs)} runs of {array.shape}{after}\n{array_script(experiment, site, array)}")
+        print(
+            f"# A preview: `launch --site {site.name}` submits it, from a folder that it makes for it; "
+            f"what to change is in {site.file}\n# {len(array.runs)} runs of {array.shape}{after}"
+        )
+        print(annotated(array_script(experiment, site, array), site))
         print(f"# which starts the ranks, here of {array.runs[0].run.id}, with\n{_srun_line(array, site)}\n")
 
 

@@ -80,6 +80,9 @@ class Site:
     time: Annotated[str, _TIME] = "24:00:00"
     """Time limit of a job, in quotes: `"MINUTES"`, `"HH:MM:SS"` or `"D-HH:MM:SS"`, as for sbatch, to which
     `"4:00"` is four minutes. A longer run resumes in the next job."""
+    time_margin: Annotated[float, Meta(ge=1)] | None = None
+    """Multiple of the [expected time](plan.md#cost) of its slowest run that a job asks for, besides 15
+    minutes, where `run.gpu` names the GPUs; at most `time`. null: always `time`."""
     signal_lead: int = 120
     """Seconds before the time limit at which a job is signalled to save and requeue itself; at least
     `site.grace` + 10, and less than `time`. SLURM may be a minute early."""
@@ -101,7 +104,7 @@ class Site:
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of each job."""
     flags: dict[str, Any] = field(default_factory=dict)
-    """sbatch flags to add or replace: `{exclusive: true, licenses: "a:1"}`."""
+    """sbatch flags to add or replace: `{mem-per-gpu: 100G, licenses: "a:1"}`."""
     remove_flags: list[str] = field(default_factory=list)
     """sbatch flags to remove because the site refuses them: `[requeue]`."""
     srun_flags: list[Annotated[str, _WITH_DASH]] = field(default_factory=list)
@@ -127,6 +130,8 @@ _KEYS = {entry.name: entry for entry in dataclasses.fields(Site) if entry.name n
 def _holds_text(place: tuple[str, ...], value: object) -> bool:
     """Whether a place in a profile holds text; see `yaml_data.HoldsText`."""
     section, *inner = place
+    if section == "time_margin":
+        return False
     if section == "run":
         return holds_text(f"site.{'.'.join(inner)}")
     if section == "flags" and (value is True or sbatch_flags.is_number(".".join(inner))):

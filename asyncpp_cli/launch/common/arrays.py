@@ -10,11 +10,12 @@ from operator import attrgetter
 from typing import Any
 
 from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.experiment.matrix import Cell, ResolvedCell
 from asyncpp_cli.experiment.run_data import config_to_train, naming_config
 from asyncpp_cli.launch.common.options import LaunchOptions, Pauses, check_pause
 from asyncpp_cli.runs.run_folder import FolderName, Run, RunId
 from asyncpp_cli.runs.status import UNKNOWN, State, is_done
-from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.sites.profile import Site, seconds_of
 from asyncpp_cli.sites.resources import ranks_of
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.run_status import RunStatus
@@ -32,6 +33,8 @@ class PlannedRun:
     steps: int
     until: int | None
     """Step after which it pauses; None: it trains to the end."""
+    seconds: float | None
+    """Expected time of the steps that are left; None: not known, or the site does not ask for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,8 @@ class PlannedArray:
     shape: JobShape
     runs: tuple[PlannedRun, ...]
     throttle: Throttle
+    time: str
+    """Time limit of each of its jobs, in sbatch's notation."""
 
 
 def runs_to_submit(
@@ -80,12 +85,15 @@ def plan_arrays(
     """
     planned = []
     seen: dict[str, Any] = {}
-    for run in runs:
-        config = _checked_config(run, site, seen)
+    configs = [_checked_config(run, site, seen) for run in runs]
+    expected = _expected_seconds(runs, configs, site, pauses=options.pauses)
+    for run, config, seconds in zip(runs, configs, expected, strict=True):
         shape = shape_of(config, site, replay=options.replay)
         check_pause(run, config, options.pauses)
         until = options.pauses.get(run.id)
-        planned.append(PlannedRun(run=run, shape=shape, steps=config.train.steps, until=until))
+        planned.append(
+            PlannedRun(run=run, shape=shape, steps=config.train.steps, until=until, seconds=seconds)
+        )
     largest = min(site.array_limit or max_array_size, max_array_size)
     by_shape, groups = attrgetter("shape"), []
     for shape, same_shape in groupby(sorted(planned[:free_jobs], key=by_shape), key=by_shape):
@@ -94,9 +102,43 @@ def plan_arrays(
     at_once = options.max_parallel or site.max_parallel
     array_throttles = throttles([len(group) for _, group in groups], at_once=at_once)
     return [
-        PlannedArray(shape=shape, runs=group, throttle=throttle)
+        PlannedArray(shape=shape, runs=group, throttle=throttle, time=time_of(group, site))
         for (shape, group), throttle in zip(groups, array_throttles, strict=True)
     ]
+
+
+def _expected_seconds(
+    runs: Sequence[Run], configs: Sequence[RunConfig], site: Site, *, pauses: Pauses
+) -> list[float | None]:
+    """How long the rest of each run takes at a site that asks for it and whose GPUs are known."""
+    if site.time_margin is None:
+        return [None] * len(runs)
+    from asyncpp_cli.planner.cells import expected
+
+    cells = [
+        ResolvedCell(Cell(id=run.id, axes={}), config) for run, config in zip(runs, configs, strict=True)
+    ]
+    left = [
+        max(0, pauses.get(run.id, config.train.steps) - (run.saved_step or 0))
+        for run, config in zip(runs, configs, strict=True)
+    ]
+    return [
+        None if each.step_seconds is None else each.step_seconds * steps
+        for each, steps in zip(expected(str(site.file), cells, site=site), left, strict=True)
+    ]
+
+
+def time_of(runs: Sequence[PlannedRun], site: Site) -> str:
+    """Time limit of an array's jobs: that of its slowest run with the site's margin, at most the site's."""
+    known = [run.seconds for run in runs if run.seconds is not None]
+    if site.time_margin is None or len(known) < len(runs):
+        return site.time
+    minutes = math.ceil((site.time_margin * max(known) + _BESIDE_TRAINING + site.signal_lead) / 60)
+    return str(minutes) if minutes * 60 < seconds_of(site.time) else site.time
+
+
+_BESIDE_TRAINING = 15 * 60.0
+"""Seconds to start, evaluate and save."""
 
 
 def config_at(run: Run, site: Site, seen: dict[str, Any] | None = None) -> RunConfig:

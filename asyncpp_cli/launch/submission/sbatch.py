@@ -33,12 +33,37 @@ class BatchJob:
     """Folder under EXPERIMENT/code with the code to run."""
     manifest: str = ""
     """Manifest that the tasks read, in the submission's folder."""
+    time: str = ""
+    """Time limit, in sbatch's notation; empty: the site's."""
 
 
 def array_script(site: Site, folder: Path, job: BatchJob) -> str:
     """The script that `submit_array` hands to sbatch, for people to read."""
     executor = _executor(site, folder, job)
     return str(executor._make_submission_file_text(_array_command(job.manifest), "0"))
+
+
+_KEY_OF_FLAG = {
+    **{key: key for key in ("partition", "account", "qos", "constraint", "exclude")},
+    "array": "max_parallel, array_limit",
+    "cpus-per-task": "cpus_per_task",
+    "mem": "memory",
+    "gres": "gpus_per_node, gpu_type",
+    "nodes": "gpus_per_node, cpus_per_node, tasks_per_node",
+    "requeue": "remove_flags",
+    "signal": "signal_lead",
+    "time": "time, time_margin",
+}
+"""Keys of a site profile by the flag that they set."""
+
+
+def annotated(script: str, site: Site) -> str:
+    """A script for people to read: which key of the profile sets a flag stands beside it."""
+    lines = []
+    for line in script.split("\n"):
+        key = "flags" if (flag := _flag_of(line)) in site.flags else _KEY_OF_FLAG.get(flag)
+        lines.append(line if key is None else f"{line:<38}  # {key}")
+    return "\n".join(lines)
 
 
 def submit_array(site: Site, folder: Path, job: BatchJob, *, after: str | None) -> str:
@@ -157,7 +182,7 @@ def _executor(site: Site, folder: Path, job: BatchJob) -> Any:
     }
     executor.update_parameters(
         job_name=job.name,
-        time=site.time,
+        time=job.time or site.time,
         nodes=job.shape.nodes,
         ntasks_per_node=job.shape.tasks_per_node,
         cpus_per_task=job.shape.cpus_per_task,

@@ -185,6 +185,7 @@ def _batch_job(array: PlannedArray, *, name: str, code: str, manifest: str) -> B
         at_once=array.throttle.at_once,
         code=code,
         manifest=manifest,
+        time=array.time,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -121,9 +122,12 @@ def test_commands_of_the_runs_that_are_left_are_printed_and_nothing_is_claimed(t
     assert (row["shape"]["nodes"], row["shape"]["tasks"], row["memory"]) == (2, 2, "3G")
     assert [f"--node-rank {node}" in line for node, line in enumerate(row["node_commands"])] == [True, True]
     script = asyncpp("launch", experiment.folder, "--print", "sbatch", "--site", profile).output
-    assert script.startswith("# 1 runs of 2 nodes")
+    preview, runs, _ = script.split("\n", 2)
+    assert preview.startswith("# A preview: `launch --site site` submits it")
+    assert str(profile) in preview
+    assert runs.startswith("# 1 runs of 2 nodes")
     assert "#SBATCH --job-name=asyncpp-a_b_c-NAME-1\n" in script
-    assert "#SBATCH --mem=3G" in script
+    assert re.search("^#SBATCH --mem=3G +# memory$", script, re.MULTILINE)
     assert second.id in script
     assert first.id not in script
     assert not (experiment.folder / "submissions").exists()

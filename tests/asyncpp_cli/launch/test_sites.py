@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.command_line import Ended, ran
+from support.launches import ONE, sweep
 
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.launch.common.arrays import JobShape, shape_of
+from asyncpp_cli.experiment.matrix import Cell, ResolvedCell
+from asyncpp_cli.launch.common.arrays import JobShape, PlannedArray, plan_arrays, shape_of
+from asyncpp_cli.launch.common.options import LaunchOptions
 from asyncpp_cli.launch.common.supervisor import tasks_of_node
+from asyncpp_cli.launch.submission import submit
 from asyncpp_cli.launch.submission.sbatch import BatchJob, array_script
+from asyncpp_cli.planner.cells import expected
+from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.settings import with_settings
 from asyncpp_cli.sites.profile import (
     Site,
@@ -113,6 +121,7 @@ def test_a_user_profile_is_found_by_name_and_by_path(own_profiles: Path, tmp_pat
         ("flags: {time: '60'}", "flags: time has a key of its own; write time for it"),
         ("flags: {mem: 64G}", "flags: mem has a key of its own; write memory for it"),
         ("flags: {signal: TERM@5}", "flags: signal has a key of its own; write signal_lead for it"),
+        ("time_margin: 0.5", "time_margin is 0.5; accepted: a number >= 1 or null"),
         ("array_limit: 0", "array_limit is 0; accepted: a whole number >= 1"),
         ("scheduler: pbs", 'scheduler is "pbs"; accepted: local, slurm'),
         ("container: x", "container: unknown key; write command_prefix: apptainer exec --nv IMAGE"),
@@ -273,6 +282,34 @@ def test_a_number_in_a_profile_is_a_number_to_sbatch(own_profiles: Path, tmp_pat
     ):
         assert f"#SBATCH --{flag}\n" in script
     assert site_of(own_profiles, "flags: {nice: true}").flags == {"nice": True}
+
+
+def test_the_shipped_profile_of_gpus_asks_for_what_a_run_needs(tmp_path: Path) -> None:
+    """GPUs, memory and time of its runs, and not for whole nodes."""
+    [run] = sweep(tmp_path / "e", *ONE, "model=360m", "train.steps=2000000").runs
+    shipped = find_site("slurm-gpu")
+    cell = ResolvedCell(Cell(id=run.id, axes={}), run.config())
+    [estimate] = expected("e", [cell], site=shipped)
+    assert estimate.step_seconds is not None
+    minutes = math.ceil((2 * 2_000_000 * estimate.step_seconds + 900 + 300) / 60)
+    assert 60 < minutes < 24 * 60
+
+    def planned(site: Site, **options: Any) -> PlannedArray:
+        [array] = plan_arrays([run], site, LaunchOptions(**options), max_array_size=9)
+        return array
+
+    asked = planned(shipped)
+    assert (asked.time, asked.shape.gpus_per_node) == (str(minutes), 2)
+    half = planned(shipped, pauses={run.id: 1_000_000})
+    assert int(half.time) < minutes
+    script = submit.array_script(open_experiment(tmp_path / "e"), shipped, asked)
+    assert f"#SBATCH --time={minutes}\n" in script
+    assert "#SBATCH --mem-per-gpu=100G\n" in script
+    assert "exclusive" not in script
+    # Never more than the profile's time; and that where the time of a step is not known.
+    assert planned(replace(shipped, time="60")).time == "60"
+    assert planned(replace(shipped, run={"grace": 240.0})).time == "24:00:00"
+    assert planned(replace(shipped, time_margin=None)).time == "24:00:00"
 
 
 def test_text_of_a_profile_is_what_was_written(own_profiles: Path) -> None:
