@@ -40,6 +40,7 @@ from stages.model.decoder import Stage, initialise
 from stages.model.head_loss import next_token_loss
 from stages.pipeline.build import build_ranks
 from stages.pipeline.executor import drive
+from stages.resolve.facts import facts
 from stages.shape.partition import cut_model
 from stages.update.lr_schedule import learning_rate_factor
 from stages.update.rank_stats import StepResult
@@ -69,7 +70,7 @@ def replay_of_one_stage(config: RunConfig) -> Callable[[int], None]:
         rows.append(step_row(result, tokens=0, seconds=result.time).encoded())
 
     (rank,) = build_ranks(
-        config,
+        facts(config),
         connections=connections,
         corpus=prepare(config.data),
         device=torch.device("cpu"),

@@ -48,9 +48,10 @@ from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
 from stages.memory.measure import MemoryMeter
 from stages.model.compiler import compiles_here
-from stages.pipeline.build import Rank, activation_shape, build_ranks, dtypes, segment_lengths
+from stages.pipeline.build import Rank, build_ranks, dtypes
 from stages.pipeline.executor import drive
 from stages.resolve.checks import ConfigError, check
+from stages.resolve.facts import facts
 from stages.shape.families import describe
 from stages.shape.partition import cut_of
 from stages.update.rank_stats import staleness_problem
@@ -164,7 +165,7 @@ def lone_rank(config: RunConfig, *, stage: int, device: torch.device) -> Rank:
     stages = config.parallel.stages
     links = MadeUpNeighbours(
         neighbours=(stage > 0) + (stage < stages - 1),
-        shape=activation_shape(config),
+        shape=facts(config).activation_shape,
         dtype=dtypes(config).replica,
         device=device,
     )
@@ -172,7 +173,7 @@ def lone_rank(config: RunConfig, *, stage: int, device: torch.device) -> Rank:
         rank=stage, links=links, pipeline=MadeUpPipeline(rank=stage, size=stages), data=SingleRankGroup()
     )
     (rank,) = build_ranks(
-        config,
+        facts(config),
         connections=[connection],
         corpus=prepare(config.data),
         device=device,
@@ -187,7 +188,7 @@ def measure(config: RunConfig, *, stage: int, device: torch.device, peak: float 
     rank = lone_rank(config, stage=stage, device=device)
     meter = MemoryMeter(config, device=device)
     rates = []
-    for first, steps in segment_lengths(config):
+    for first, steps in facts(config).segments():
         program = segment_program(config, first_step=first, steps=steps)
         meter.begin()
         # Its neighbours are always ready, so it never waits for another rank.

@@ -13,10 +13,11 @@ import torch
 from stages.comm.process import Process, choose_device
 from stages.comm.topology import connect, connect_in_process
 from stages.config.run_config import RunConfig
-from stages.config.segments import as_trained, is_sharded, schedule_facts, shards_of
+from stages.config.segments import is_sharded, shards_of
 from stages.liveness.watchdog import ActivityTracker, Waiting, watching
-from stages.pipeline.build import activation_shape, dtypes, representative_programs
+from stages.pipeline.build import dtypes
 from stages.pipeline.torch_profile import memory_snapshot
+from stages.resolve.facts import facts
 from stages.training_loop import Kept, TrainingLoop, TrainingResult
 
 
@@ -53,7 +54,7 @@ def train(
         stages.data.dataset.DataError: the text cannot be trained on.
     """
     shards = shards_of(config) if is_sharded(config) else None
-    config = as_trained(config)
+    run = facts(config)
     doing = ActivityTracker(config.site)
     profile_file, snapshot_file = (
         dump_folder / f"rank-{process.rank}.{name}" if dump_folder is not None else None
@@ -66,14 +67,14 @@ def train(
     ):
         connection = connect(
             process,
-            representative_programs(config)[0],
-            shape=activation_shape(config),
+            run.programs[0],
+            shape=run.activation_shape,
             dtype=dtypes(config).replica,
-            common_step=schedule_facts(config).updates_together,
+            common_step=run.schedule.updates_together,
             shards=shards,
         )
         loop = TrainingLoop(
-            config,
+            run,
             connections=[connection],
             device=process.device,
             process=process,
@@ -91,14 +92,14 @@ def replay(
 
     Arguments and errors are those of `train`; there are no profiles.
     """
-    config = as_trained(config)
+    run = facts(config)
     doing = ActivityTracker(config.site)
     with deterministic(config.train.deterministic), watching(doing.last_activity, on_stall=on_stall):
         loop = TrainingLoop(
-            config,
+            run,
             connections=connect_in_process(
-                rank_of_stage=representative_programs(config)[0].rank_of_stage,
-                data_ranks=config.parallel.data,
+                rank_of_stage=run.rank_of_stage,
+                data_ranks=run.config.parallel.data,
             ),
             device=choose_device(config.site),
             process=None,

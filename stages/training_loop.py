@@ -21,8 +21,7 @@ from stages.comm.device_settings import check_precision
 from stages.comm.process import Process
 from stages.comm.rendezvous.authenticated import Json
 from stages.comm.topology import Connection
-from stages.config.run_config import ModelConfig, RunConfig
-from stages.config.segments import segment_program
+from stages.config.run_config import ModelConfig
 from stages.data.dataset import prepare
 from stages.data.shards import DataError, ShardWatch
 from stages.liveness.stop_signal import never
@@ -30,12 +29,13 @@ from stages.liveness.watchdog import ActivityTracker
 from stages.memory.measure import MemoryMeter
 from stages.metrics import RankReport, Recorder, Rows, tensor_digest
 from stages.model.compiler import compiles_here
-from stages.pipeline.build import Rank, build_ranks, dtypes, representative_programs, segment_lengths
+from stages.pipeline.build import Rank, build_ranks, dtypes
 from stages.pipeline.evaluation import ValidationLoss, evaluate, weights_and_biases
 from stages.pipeline.executor import drive
 from stages.pipeline.timeline import Meeting
 from stages.pipeline.torch_profile import StepProfiler
 from stages.pipeline.warm_up import warm_up_ranks
+from stages.resolve.facts import Resolved
 from stages.shape.head import whole_name
 from stages.update.rank_stats import StepResult, staleness_problem
 
@@ -129,7 +129,7 @@ class TrainingLoop:
 
     def __init__(
         self,
-        config: RunConfig,
+        run: Resolved,
         *,
         connections: Sequence[Connection],
         device: torch.device,
@@ -144,11 +144,13 @@ class TrainingLoop:
         text_folder: Path | None = None,
         stop: Callable[[], bool] = never,
     ) -> None:
+        config = run.config
         check_precision(device, config.train.precision)
         torch.set_num_threads(config.site.threads)
-        program = representative_programs(config)[0]
+        program = run.programs[0]
         self._doing = doing
         doing.begin("reading the data", kind="disk")
+        self._run = run
         self._config = config
         self._end = config.train.steps if until is None else min(until, config.train.steps)
         self._device = device
@@ -160,7 +162,7 @@ class TrainingLoop:
             self._data = ShardWatch(self._corpus.shards())
         doing.begin("building the model", kind="start")
         self._ranks = build_ranks(
-            config,
+            run,
             connections=connections,
             corpus=self._corpus,
             device=device,
@@ -216,7 +218,7 @@ class TrainingLoop:
         if self._end <= done < config.steps:
             # Killed between saving and ending, or stopped beyond this step: maybe not evaluated here.
             self._evaluate(done)
-        for first_step, steps in segment_lengths(self._config, start=start.step, end=self._end):
+        for first_step, steps in self._run.segments(start=start.step, end=self._end):
             done, stopping = self._train_segment(first_step, steps)
             last = done == self._end
             if done % config.eval_interval == 0 or last:
@@ -264,7 +266,7 @@ class TrainingLoop:
         self._doing.begin("starting", kind="start")
         warmed_up = 0.0
         if self._warms_up():
-            warmed_up = warm_up_ranks(self._ranks, self._config, device=self._device)
+            warmed_up = warm_up_ranks(self._ranks, self._run, device=self._device)
         self._seconds = start.seconds
         program = self._program(start.step, 1)
         updates = start.step * program.microbatches // program.update_interval
@@ -414,7 +416,7 @@ class TrainingLoop:
             self._rows.end(msgspec.convert(digests, list[tuple[str, str]]), seconds=self._seconds)
 
     def _program(self, first_step: int, steps: int) -> Program:
-        return segment_program(self._config, first_step=first_step, steps=steps)
+        return self._run.program(first_step=first_step, steps=steps)
 
     def _stop_requested(self) -> bool:
         return self._stop() or self._saving_failed

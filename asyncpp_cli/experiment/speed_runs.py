@@ -15,7 +15,7 @@ from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.settings import identity
 from schedules import Op
 from stages.config.run_config import RunConfig
-from stages.config.segments import schedule_facts, segment_program
+from stages.resolve.facts import facts
 
 _ADDING = (Op.BACKWARD, Op.BACKWARD_WEIGHT, Op.HEAD_WEIGHT)
 """Ops that add to the gradient of a stage's weights."""
@@ -84,7 +84,7 @@ def loss_givers(configs: Sequence[RunConfig], *, steps: int, source: str) -> lis
 
 def _synchronous(config: RunConfig) -> bool:
     try:
-        return schedule_facts(config).synchronous
+        return facts(config).schedule.synchronous
     except schedules.ScheduleError:
         return False  # `check_cells` reports it
 
@@ -122,7 +122,7 @@ def _other_numbers(giver: RunConfig, config: RunConfig) -> str | None:
 
 def _orders(config: RunConfig) -> set[tuple[int, ...]]:
     """The orders in which stages add the gradients of a step's micro-batches."""
-    program = segment_program(config, first_step=0, steps=1)
+    program = facts(config).program(first_step=0, steps=1)
     return {
         tuple(action.microbatch for action in actions if action.op in _ADDING)
         for actions in program.actions_by_stage()
@@ -130,5 +130,5 @@ def _orders(config: RunConfig) -> set[tuple[int, ...]]:
 
 
 def _cut(config: RunConfig) -> object:
-    facts = schedule_facts(config)
-    return facts.stages, facts.placement, config.parallel.cut
+    run = facts(config)
+    return run.schedule.stages, run.schedule.placement, run.config.parallel.cut

@@ -11,10 +11,10 @@ from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.run_data import paths_of
 from asyncpp_cli.experiment.template import Template
 from optimizers import CORRECTIONS
-from schedules import analyze
-from stages.config.segments import segment_program
+from schedules.analyze import staleness
 from stages.data.dataset import is_prepared
 from stages.data.prepared import few_documents, read_prepared
+from stages.resolve.facts import facts
 
 
 def notes(cells: Sequence[ResolvedCell]) -> list[str]:
@@ -52,8 +52,8 @@ def _ineffective_corrections(cells: Sequence[ResolvedCell]) -> list[str]:
         config = resolved.config
         correction = CORRECTIONS.get(config.correction.name)
         if correction is not None and correction.idle_at_delay_one:
-            program = segment_program(config, first_step=0, steps=4)
-            if max(analyze(program).delay_max) <= 1:
+            program = facts(config).program(first_step=0, steps=4)
+            if max(staleness(program).delay_max) <= 1:
                 idle.setdefault(correction.name, []).append(resolved.cell.id)
     return [
         f"{same[0]}{f' and {len(same) - 1} more' if len(same) > 1 else ''}: correction {name} "

@@ -29,8 +29,8 @@ from asyncpp_cli.runs.settings import config_hash, items
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import ranks_of, resources_of, this_machine
 from stages.config.run_config import ModelConfig, RunConfig, TrainConfig
-from stages.config.segments import schedule_facts
 from stages.resolve.checks import check
+from stages.resolve.facts import facts
 
 Settings = frozenset[tuple[str, object]]
 
@@ -79,7 +79,7 @@ def twin_of(config: RunConfig) -> RunConfig:
     model = replace(
         config.model,
         name="twin",
-        layers=schedule_facts(config).stages,
+        layers=facts(config).schedule.stages,
         width=32,
         heads=2,
         kv_heads=1 if grouped else 2,

@@ -17,7 +17,7 @@ from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue, output_file
-from stages.config.segments import as_trained
+from stages.resolve.facts import facts
 
 _POLL_SECONDS = 0.3
 _SECONDS_BETWEEN_STATUSES = 1.0
@@ -144,7 +144,7 @@ def log_to_show(run: Run, *, attempt: int | None, rank: int | None) -> RankLog |
 def _rank_with_the_loss(run: Run, by_rank: Mapping[int, RankLog]) -> int:
     """The rank that prints progress: that of the last stage on the first data rank."""
     try:
-        data_ranks = as_trained(run.config()).parallel.data
+        data_ranks = facts(run.config()).config.parallel.data
     except DamagedError:
         data_ranks = 1
     expected = max((rank for rank in by_rank if rank % data_ranks == 0), default=0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from asyncpp_cli.base.errors import UserError
 from stages.config.run_config import RunConfig
-from stages.config.segments import as_trained, segment_program
+from stages.resolve.facts import facts
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,7 @@ class Machine:
 
 def ranks_of(config: RunConfig) -> int:
     """Number of ranks: those of the schedule, times `parallel.data` pipelines."""
-    config = as_trained(config)
-    return segment_program(config, first_step=0, steps=1).num_ranks * config.parallel.data
+    return facts(config).processes
 
 
 def resources_of(config: RunConfig, *, replay: bool, machine: Machine) -> Resources:

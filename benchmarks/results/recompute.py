@@ -25,9 +25,9 @@ from benchmarks.results import delayed_adamw as delayed
 from benchmarks.results import gap_map as law
 from benchmarks.results.best_rates import best
 from benchmarks.results.blocks import Difference, Losses, blocks_of, difference
-from schedules import FAMILY, build
+from schedules import build
 from schedules.costs import uniform_costs
-from schedules.simulate import simulate, steps_to_measure, throughput
+from schedules.step_time import step_graph_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -201,10 +201,10 @@ def _times_of_muon() -> tuple[Ratio, list[tuple[float, Ratio]]]:
 
 def _simulated_step(schedule: str, microbatches: int) -> float:
     """Time of a step on 8 ranks where a rank's forward takes 1 and its backward 2."""
-    stages = 8 * FAMILY[schedule].stages_per_rank
-    steps = steps_to_measure(stages=stages, microbatches=microbatches)
-    program = build(schedule, stages=8, microbatches=microbatches, steps=steps)
-    return throughput(simulate(program, uniform_costs(program))).step_time
+    graph, program = step_graph_of(
+        lambda steps: build(schedule, stages=8, microbatches=microbatches, steps=steps)
+    )
+    return graph.step_time(uniform_costs(program)).seconds
 
 
 def optimizers_document() -> Iterator[str]:

@@ -11,29 +11,23 @@ from typing import Any, NamedTuple
 import torch
 
 from optimizers import is_custom, method_named
-from schedules import Program, analyze, verify
 from stages.comm.topology import Connection
 from stages.config.run_config import RunConfig
-from stages.config.segments import schedule_facts, segment_program, sync_steps
 from stages.data.batches import Batches
 from stages.data.dataset import Corpus
 from stages.model.compiler import compiles_here, is_compiled, missing_for_compile
 from stages.model.runner import block_runner
 from stages.pipeline.executor import RankExecutor
+from stages.resolve.facts import Resolved
 from stages.shape.families import parameter_roles
-from stages.shape.partition import cut_of
 from stages.update.clock import clock_of
 from stages.update.optimizer_step import StageState, StageUpdate
 from stages.update.rank_stats import StepResult
 from stages.update.update_phases import UpdateContext, UpdateRules
 from stages.update.update_stream import OneStream, streams_of
-from stages.weights.gradient_buffers import gradient_buffers
 from stages.weights.sharded_weights import ShardedWeights
 from stages.weights.tied_head import TiedHead
 from stages.weights.weight_versions import WeightVersions
-
-MOST_ACTIONS = 1_000_000
-"""Approximate maximum of actions in a segment: about 200 MB, and a second or two to build."""
 
 
 @dataclass(frozen=True)
@@ -66,37 +60,8 @@ def dtypes(config: RunConfig) -> Types:
     return Types(master=torch.float32 if replica is torch.bfloat16 else replica, replica=replica)
 
 
-def activation_shape(config: RunConfig) -> tuple[int, ...]:
-    """Shape of a message between stages: `(microbatch_size, context, width)`."""
-    return (config.train.microbatch_size, config.data.context, config.model.width)
-
-
-def segment_lengths(config: RunConfig, *, start: int = 0, end: int | None = None) -> list[tuple[int, int]]:
-    """(first step, steps) of each segment from step `start` to `end`, by default the last one. The pipeline
-    drains at every evaluation, every checkpoint and the end.
-
-    It drains in between where these are far apart, since a segment's program is held in memory.
-    """
-    intervals = [config.train.eval_interval]
-    if config.train.checkpoint_interval:
-        intervals.append(config.train.checkpoint_interval)
-    actions_a_step = 2 * config.schedule.microbatches * schedule_facts(config).stages
-    longest = max(1, MOST_ACTIONS // actions_a_step)
-    lengths = []
-    first = start
-    end = config.train.steps if end is None else end
-    while first < end:
-        next_drain = min((first // interval + 1) * interval for interval in intervals)
-        steps = min(longest, next_drain - first, end - first)
-        if first < sync_steps(config):
-            steps = min(steps, sync_steps(config) - first)
-        lengths.append((first, steps))
-        first += steps
-    return lengths
-
-
 def build_ranks(
-    config: RunConfig,
+    run: Resolved,
     *,
     connections: Sequence[Connection],
     corpus: Corpus,
@@ -107,7 +72,7 @@ def build_ranks(
     """The ranks that this process performs, with their stages' weights and executors.
 
     Args:
-        config: of the run.
+        run: to build.
         connections: of these ranks to the others.
         corpus: the training text.
         device: computes everything.
@@ -117,14 +82,7 @@ def build_ranks(
     Raises:
         RuntimeError: the run wants compiled blocks, and this machine cannot compile.
     """
-    programs = representative_programs(config)
-    rank_of_stage = programs[0].rank_of_stage
-    analyses = [analyze(program) for program in programs]
-    delays = [
-        max(delays_of_stage)
-        for delays_of_stage in zip(*(analysis.delay_max for analysis in analyses), strict=True)
-    ]
-    cuts = cut_of(config)
+    config, staleness = run.config, run.staleness
     types = dtypes(config)
     compiled = compiles_here(config, device=device.type)
     if not compiled and is_compiled(config, device=device.type):
@@ -137,15 +95,15 @@ def build_ranks(
     )
     rules = UpdateRules(
         clip=config.train.clip,
-        common_step=schedule_facts(config).updates_together,
+        common_step=run.schedule.updates_together,
         max_skipped=config.train.max_skipped,
     )
-    buffers = gradient_buffers(programs, data_ranks=config.parallel.data, on_gpu=device.type == "cuda")
+    buffers = run.gradient_buffers(on_gpu=device.type == "cuda")
     built = []
     for connection in connections:
         data = connection.data
         stages: dict[int, StageState] = {}
-        for stage in (stage for stage, holder in enumerate(rank_of_stage) if holder == connection.rank):
+        for stage in (stage for stage, holder in enumerate(run.rank_of_stage) if holder == connection.rank):
             common: dict[str, Any] = {
                 "context": config.data.context,
                 "seed": config.seed,
@@ -157,7 +115,7 @@ def build_ranks(
             if connection.sharding is not None:
                 weights = ShardedWeights(
                     config.model,
-                    cuts[stage],
+                    run.cuts[stage],
                     in_place=partial(updated_by_value, config),
                     sharding=connection.sharding,
                     keep_weights=config.schedule.keep_weights,
@@ -166,8 +124,8 @@ def build_ranks(
             else:
                 weights = WeightVersions(
                     config.model,
-                    cuts[stage],
-                    replicas=max(analysis.versions[stage] for analysis in analyses),
+                    run.cuts[stage],
+                    replicas=staleness.versions[stage],
                     gradient_buffers=buffers[stage],
                     shard_gradients=config.parallel.shard_gradients,
                     data_rank=data.rank,
@@ -180,11 +138,11 @@ def build_ranks(
                 config,
                 weights,
                 stage=stage,
-                delays=delays,
-                mismatch=max(analysis.mismatch_max[stage] for analysis in analyses),
+                delays=staleness.delay_max,
+                mismatch=staleness.mismatch_max[stage],
             )
             tied = None
-            if config.model.tied and cuts[stage].has_head and not cuts[stage].has_embedding:
+            if config.model.tied and run.cuts[stage].has_head and not run.cuts[stage].has_embedding:
                 tied = TiedHead(weights, embedding=stages[0].weights)
             stages[stage] = StageState(weights=weights, update=update, tied=tied)
         batches = Batches(config, corpus, device=device, data_rank=data.rank, data_ranks=data.size)
@@ -217,20 +175,3 @@ def updated_by_value(config: RunConfig, name: str, dimensions: int) -> bool:
         return False
     role = parameter_roles(config.model, {name: dimensions})[name]
     return method_named(config.optimizer.name).rule(role).elementwise
-
-
-def representative_programs(config: RunConfig) -> list[Program]:
-    """One program for each kind of segment of the run, verified.
-
-    These are the first, and of those under delay the first, the longest and the last: the others need no
-    more versions, buffers or messages.
-    """
-    lengths = segment_lengths(config)
-    delayed = [length for length in lengths if length[0] >= sync_steps(config)] or lengths
-    # Of the longest the latest: it begins with as many versions as any.
-    longest = max(reversed(delayed), key=lambda length: length[1])
-    chosen = sorted({lengths[0], delayed[0], longest, delayed[-1]})
-    programs = [segment_program(config, first_step=first, steps=steps) for first, steps in chosen]
-    for program in programs:
-        verify(program)
-    return programs

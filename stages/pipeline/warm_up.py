@@ -9,38 +9,38 @@ from contextlib import contextmanager
 import torch
 
 from schedules import Op
-from stages.config.run_config import RunConfig
 from stages.data.batches import whole_sequences
 from stages.model.decoder import Stage
 from stages.model.gradients.split_backward import DeferredGradients, add_matrix, deferring
 from stages.model.head_shard import HeadShard, merge_parts
-from stages.pipeline.build import Rank, activation_shape, dtypes, representative_programs
+from stages.pipeline.build import Rank, dtypes
+from stages.resolve.facts import Resolved
 from stages.update.optimizer_step import StageState
 
 
-def warm_up_ranks(ranks: Sequence[Rank], config: RunConfig, *, device: torch.device) -> float:
+def warm_up_ranks(ranks: Sequence[Rank], run: Resolved, *, device: torch.device) -> float:
     """Warm up all stages of these ranks, for the backwards, whole and split, that the run performs of them.
 
     Returns:
         The seconds it took; most of them are for compiling.
     """
     started = time.perf_counter()
-    programs = representative_programs(config)
+    config, programs = run.config, run.programs
     for rank in ranks:
         ops = {action.op for program in programs for action in program.actions[rank.number]}
         for state in rank.stages.values():
             for split in [False] * (Op.BACKWARD in ops) + [True] * (Op.BACKWARD_WEIGHT in ops):
-                warm_up(state, config, split=split, device=device)
+                warm_up(state, run, split=split, device=device)
         if config.train.cuda_graphs:
             # Before the rehearsal: capturing gives back all memory that torch keeps, pinned memory too.
-            rank.executor.capture(programs, shape=activation_shape(config), dtype=dtypes(config).replica)
+            rank.executor.capture(programs, shape=run.activation_shape, dtype=dtypes(config).replica)
         rank.executor.rehearse(programs)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - started
 
 
-def warm_up(state: StageState, config: RunConfig, *, split: bool, device: torch.device) -> None:
+def warm_up(state: StageState, run: Resolved, *, split: bool, device: torch.device) -> None:
     """Perform a forward and a backward (`split`: in two halves), and discard their effects.
 
     A receive that is posted ahead occupies a GPU until its message arrives. One-time work of a first
@@ -49,9 +49,9 @@ def warm_up(state: StageState, config: RunConfig, *, split: bool, device: torch.
     """
     module = state.weights.newest().module
     if isinstance(module.head, HeadShard):
-        _warm_up_shard(state, module.head, config, device=device)
+        _warm_up_shard(state, module.head, run, device=device)
         return
-    shape = activation_shape(config)
+    config, shape = run.config, run.activation_shape
     tokens = torch.zeros(shape[:2], dtype=torch.long, device=device)
     activation = torch.zeros(shape, dtype=dtypes(config).replica, device=device).requires_grad_()
     documents = whole_sequences(*shape[:2], device=device) if config.data.document_mask else None
@@ -68,8 +68,9 @@ def warm_up(state: StageState, config: RunConfig, *, split: bool, device: torch.
         state.tied.clear()
 
 
-def _warm_up_shard(state: StageState, shard: HeadShard, config: RunConfig, *, device: torch.device) -> None:
-    hidden = torch.zeros(activation_shape(config), dtype=dtypes(config).replica, device=device)
+def _warm_up_shard(state: StageState, shard: HeadShard, run: Resolved, *, device: torch.device) -> None:
+    config = run.config
+    hidden = torch.zeros(run.activation_shape, dtype=dtypes(config).replica, device=device)
     part, kept = shard.run(hidden, torch.zeros(hidden.shape[:2], dtype=torch.long, device=device))
     assert kept is not None
     shards = [part] * config.parallel.stages

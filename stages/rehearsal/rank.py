@@ -32,18 +32,18 @@ from stages.comm.communicator import Communicator
 from stages.comm.process import Process
 from stages.comm.topology import Connection, connect
 from stages.config.run_config import RunConfig, changed
-from stages.config.segments import schedule_facts, segment_program, sync_steps
 from stages.data.dataset import Corpus
 from stages.data.shards import Shard
 from stages.memory.measure import tensors_in
 from stages.model.compiler import is_compiled
 from stages.model.runner import block_runner
-from stages.pipeline.build import Rank, activation_shape, build_ranks, dtypes
+from stages.pipeline.build import Rank, build_ranks, dtypes
 from stages.pipeline.evaluation import evaluate
 from stages.pipeline.executor import drive
 from stages.pipeline.warm_up import warm_up_ranks
 from stages.rehearsal.fake_gpu import GPU, fake_tensors
 from stages.rehearsal.watch import CPU, HERE, TORCH, Finding, Watch, shortened
+from stages.resolve.facts import Resolved, facts
 from stages.update.balance import BlockLoad, LoadTally
 from stages.update.optimizer_step import STEPS_TO_FULL_STATE
 
@@ -126,8 +126,9 @@ def rehearse_rank(config: RunConfig, *, rank: int, data_rank: int, device: str) 
         watch.note("compiled blocks: the compiler's graphs, one operator after another; attention is flash's")
     # The build would ask what this machine compiles with.
     config = changed(config, {"train.compile": False})
-    program = _program(config)
-    part = _Part(config, watch, program=program, device=GPU if device == "cuda" else CPU, compiled=compiled)
+    run = facts(config)
+    program = _program(run)
+    part = _Part(run, watch, program=program, device=GPU if device == "cuda" else CPU, compiled=compiled)
     try:
         with fake_tensors(watch):
             part.perform(rank=rank, data_rank=data_rank)
@@ -156,21 +157,22 @@ def rehearse_rank(config: RunConfig, *, rank: int, data_rank: int, device: str) 
     )
 
 
-def _program(config: RunConfig) -> Program:
+def _program(run: Resolved) -> Program:
     """As few steps as have the run's memory and delay, and one after the optimizer's state is whole."""
-    synchronous = schedule_facts(config).synchronous
-    ahead = 0 if synchronous else 2 * config.schedule.ahead * config.parallel.stages
+    config = run.config
+    ahead = 0 if run.schedule.synchronous else 2 * config.schedule.ahead * config.parallel.stages
     steps = max(1 + STEPS_TO_FULL_STATE, -(-ahead // config.schedule.microbatches) + 1)
-    return segment_program(config, first_step=sync_steps(config), steps=steps)
+    return run.program(first_step=run.sync_steps, steps=steps)
 
 
 class _Part:
     """What one rank does."""
 
     def __init__(
-        self, config: RunConfig, watch: Watch, *, program: Program, device: torch.device, compiled: bool
+        self, run: Resolved, watch: Watch, *, program: Program, device: torch.device, compiled: bool
     ) -> None:
-        self._config = config
+        self._run = run
+        self._config = run.config
         self._watch = watch
         self._program = program
         self._device = device
@@ -184,7 +186,7 @@ class _Part:
         process = _Process(watch, config, rank=rank, data_rank=data_rank, device=self._device)
         with tempfile.TemporaryDirectory() as folder:
             (built,) = build_ranks(
-                config,
+                self._run,
                 connections=[self._connection(process)],
                 corpus=_corpus(config, Path(folder)),
                 device=self._device,
@@ -199,7 +201,7 @@ class _Part:
             self._label_weights(built)
             if self._device.type == "cuda":
                 with watch.during("warm-up", leaves="other"):
-                    warm_up_ranks([built], config, device=self._device)
+                    warm_up_ranks([built], self._run, device=self._device)
             with watch.during("connect", leaves="other"):
                 built.executor.connect()
             for state in built.stages.values():
@@ -229,13 +231,12 @@ class _Part:
             watch.peak, watch.peak_phase, _ = peak
 
     def _connection(self, process: _Process) -> Connection:
-        config = self._config
         return connect(
             cast(Process, process),
             self._program,
-            shape=activation_shape(config),
-            dtype=dtypes(config).replica,
-            common_step=schedule_facts(config).updates_together,
+            shape=self._run.activation_shape,
+            dtype=dtypes(self._config).replica,
+            common_step=self._run.schedule.updates_together,
         )
 
     def _take_at_drain(self, tally: LoadTally) -> None:

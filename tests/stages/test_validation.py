@@ -9,8 +9,8 @@ import pytest
 from support.small_runs import small_config
 
 from stages.config.run_config import changed
-from stages.pipeline.build import segment_lengths
 from stages.resolve.checks import ConfigError, check
+from stages.resolve.facts import facts
 
 OWN = "support.two_weights:WeightPair"
 MUP = {
@@ -213,7 +213,7 @@ def test_a_flavour_that_the_optimizer_serves_is_accepted(optimizer: str, flavour
     ("steps", "eval_interval"), [(10, 3), (9, 3), (2, 5), (10**7, 10**7), (10**6, 7 * 10**5)]
 )
 def test_segments_cover_the_run_and_end_at_every_evaluation(steps: int, eval_interval: int) -> None:
-    lengths = segment_lengths(small_config(steps=steps, eval_interval=eval_interval))
+    lengths = facts(small_config(steps=steps, eval_interval=eval_interval)).segments()
     ends = [first + count for first, count in lengths]
     assert [first for first, _ in lengths] == [0, *ends[:-1]]
     assert ends[-1] == steps

@@ -51,10 +51,11 @@ from stages.comm.topology import Connection, connect
 from stages.config.run_config import ModelConfig, RunConfig
 from stages.config.segments import schedule_facts, segment_program
 from stages.data.batches import Batches
-from stages.pipeline.build import Rank, activation_shape
+from stages.pipeline.build import Rank
 from stages.pipeline.evaluation import evaluate
 from stages.pipeline.executor import drive
 from stages.pipeline.warm_up import warm_up_ranks
+from stages.resolve.facts import facts
 from stages.trainer import replay
 
 
@@ -404,7 +405,7 @@ def record(
         connection = connect(
             process,
             program,
-            shape=activation_shape(config),
+            shape=facts(config).activation_shape,
             dtype=torch.float32,
             common_step=schedule_facts(config).updates_together,
         )
@@ -471,7 +472,7 @@ def record_replay(
 
 
 def _perform(rank: Rank, program: Program, config: RunConfig) -> None:
-    warm_up_ranks([rank], config, device=torch.device("cpu"))
+    warm_up_ranks([rank], facts(config), device=torch.device("cpu"))
     rank.executor.connect()
     drive([rank.executor.run(program)])
     rank.connection.links.finish()

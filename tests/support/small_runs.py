@@ -33,6 +33,7 @@ from stages.config.run_config import (
 from stages.config.segments import segment_program
 from stages.data.dataset import prepare
 from stages.pipeline.build import Rank, build_ranks
+from stages.resolve.facts import facts
 from stages.rows import Row
 from stages.trainer import replay
 from stages.training_loop import broadcast_initial_weights
@@ -275,7 +276,7 @@ def _work_through(
 def ranks_with(config: RunConfig, connections: list[Connection]) -> list[Rank]:
     """The ranks of a run on this machine's CPU, connected as given."""
     return build_ranks(
-        config,
+        facts(config),
         connections=connections,
         corpus=prepare(config.data),
         device=torch.device("cpu"),

@@ -99,6 +99,7 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
         lines.append(
             "Replayed runs ran all ranks in turn in one process: they have no throughput and no bubble."
         )
+    lines += _unsettled_lines(cells)
     lines += _compiled_lines(runs)
     if any(start.shared_gpu for start in starts):
         lines.append(
@@ -114,6 +115,20 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
     if any(start.bytes_per_token is None for start in starts):
         lines.append("Runs on token shards of unknown bytes per token have no bits per byte.")
     return lines
+
+
+def _unsettled_lines(cells: Sequence[CellResult]) -> list[str]:
+    """The predicted bubbles of segments that are too short for their pipelines to settle."""
+    lines = set()
+    for cell in cells:
+        for run in cell.runs:
+            if run.bubble_of_segment is not None:
+                steps, bubble = run.bubble_of_segment
+                lines.add(
+                    f"A pipeline of {cell.schedule} takes longer to settle than a segment of {steps} steps: "
+                    f"its predicted bubble is {bubble:.0%} there, {run.bubble_predicted:.0%} in the long run."
+                )
+    return sorted(lines)
 
 
 def _source_lines(starts: Sequence[Start]) -> list[str]:

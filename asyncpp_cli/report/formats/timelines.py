@@ -9,18 +9,18 @@ from html import escape
 
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.report.analysis.cells import CellResult
-from asyncpp_cli.report.load.checks import steady_steps
 from asyncpp_cli.report.load.measured_timeline import MeasuredTimeline, read_measured_timeline
 from asyncpp_cli.report.load.run import Settings, grouped
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import SettingError, with_settings
 from asyncpp_cli.schedule_tools.programs import rank_times
-from schedules import Program, ScheduleError, is_custom
+from schedules import Program, is_custom
 from schedules.actions import Action, Op
-from schedules.costs import Costs, RankTimes, uniform_costs, with_measured_ranks
-from schedules.simulate import Timeline, simulate, throughput
+from schedules.costs import RankTimes, uniform_costs, with_measured_ranks
+from schedules.simulate import Timeline, simulate
+from schedules.step_time import step_graph_of
 from stages.config.run_config import RunConfig, ScheduleConfig
-from stages.config.segments import segment_program
+from stages.resolve.facts import Resolved, facts
 
 STEPS_SHOWN = 4
 MOST_BOXES = 1200
@@ -49,7 +49,7 @@ class TimelinePair:
     predicted_bubble: float | None
     """Of the steady state, in 0..1; so are the next two."""
     mean_times_bubble: float | None
-    """By simulation with the mean measured times of the actions."""
+    """With the mean measured times of the actions."""
     measured_bubble: float | None
     """By the time that ranks waited."""
     unit: str
@@ -114,7 +114,8 @@ def _pair(cell: CellResult) -> TimelinePair | None:
         if is_custom(config.schedule.name):
             # A report runs no code that a folder names.
             return None
-        program = segment_program(config, first_step=0, steps=STEPS_SHOWN)
+        run = facts(config)
+        program = run.program(first_step=0, steps=STEPS_SHOWN)
     except (SettingError, ValueError):
         return None
     if sum(map(len, program.actions)) > MOST_BOXES:
@@ -122,14 +123,13 @@ def _pair(cell: CellResult) -> TimelinePair | None:
     stages = config.parallel.stages
     times = _times(cell, program)
     unit = 1.0 if times is None else _mean_work(times) / (1 + BACKWARD)
-    steady_program = segment_program(config, first_step=0, steps=steady_steps(config))
-    steady_costs = _costs(steady_program, times)
+    steady = _steady(run, times)
     measured, problem = _measured(cell, program) if times is not None else (None, None)
     if measured is not None:
         # The last steps of the segment do not depend on those before.
-        steps = min(measured.steps, steady_program.steps)
+        steps = min(measured.steps, STEPS_SHOWN if steady is None else steady[1])
         first_step = measured.first_step + measured.steps - steps
-        program = segment_program(config, first_step=first_step, steps=steps)
+        program = run.program(first_step=first_step, steps=steps)
     predicted = simulate(program, uniform_costs(program, forward=unit, backward=unit * BACKWARD))
     return TimelinePair(
         title=", ".join([f"{cell.schedule}, {stages} stage{'s' * (stages != 1)}", *_settings(cell, config)]),
@@ -138,9 +138,7 @@ def _pair(cell: CellResult) -> TimelinePair | None:
         steps=_steps(measured),
         problem=problem,
         predicted_bubble=cell.bubble_predicted,
-        mean_times_bubble=(
-            throughput(simulate(steady_program, steady_costs)).bubble if steady_costs is not None else None
-        ),
+        mean_times_bubble=None if steady is None else steady[0],
         measured_bubble=cell.bubble.mean if cell.bubble is not None else None,
         unit=SECONDS if times is not None else "forwards",
     )
@@ -208,12 +206,15 @@ def _mean_work(times: RankTimes) -> float:
     return sum(map(sum, (times.forward, times.input_half, times.weight_half))) / len(times.forward)
 
 
-def _costs(program: Program, times: RankTimes | None) -> Costs | None:
+def _steady(run: Resolved, times: RankTimes | None) -> tuple[float, int] | None:
+    """The bubble with measured times in the long run, and the steps of a segment that comes to it."""
     if times is None:
         return None
     try:
-        return with_measured_ranks(uniform_costs(program), program, times)
-    except ScheduleError:
+        graph, program = step_graph_of(lambda steps: run.program(first_step=run.sync_steps, steps=steps))
+        costs = with_measured_ranks(uniform_costs(program), program, times)
+        return graph.step_time(costs).bubble, program.steps
+    except ValueError:
         return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,9 +13,10 @@ from asyncpp_cli.report.load.metrics_rows import Metrics
 from asyncpp_cli.runs.status import State
 from schedules.analyze import analyze
 from schedules.costs import uniform_costs
-from schedules.simulate import simulate, steps_to_measure, throughput
+from schedules.simulate import segment_step_time, simulate
+from schedules.step_time import StepTime, step_graph_of
 from stages.config.run_config import RunConfig
-from stages.config.segments import program_options, schedule_facts, sync_steps
+from stages.config.segments import program_options, sync_steps
 
 
 def fault(metrics: Metrics, config: RunConfig, *, state: State, from_start: bool) -> str:
@@ -79,9 +80,10 @@ def _corpus(metrics: Metrics, config: RunConfig) -> str:
 
 
 def _delays(metrics: Metrics, config: RunConfig) -> str:
-    expected = predicted_delays(config) if metrics.segments else None
-    if expected is None:
+    prediction = predicted(config) if metrics.segments else None
+    if prediction is None:
         return ""
+    expected = prediction.delays
     for row in metrics.segments:
         measured = row.delay_max
         if len(measured) != len(expected) or any(
@@ -117,47 +119,63 @@ MOST_MICROBATCHES = 100_000
 """Limit of simulated forwards over all ranks, so that a report stays quick."""
 
 
-def predicted_bubble(config: RunConfig) -> float | None:
-    """Share of the steady state in which a rank waits, mean over ranks, in 0..1.
+class Prediction(NamedTuple):
+    """What the schedule of a run predicts for equal stages, backwards twice as long as forwards, and messages
+    and updates that take no time."""
 
-    Assumes equal stages, a backward twice as long as a forward, and messages and updates that take no time.
-    None where the schedule cannot be built or is too large, and for a custom schedule: a report
-    runs no code that a folder names.
+    bubble: float
+    """Share of a step in which a rank waits, mean over ranks, in 0..1, in the long run."""
+    of_segment: tuple[int, float] | None
+    """Steps of a segment of the run, and the bubble in it, fill and drain aside, where it has not settled."""
+    delays: tuple[int, ...]
+    """For each stage, the largest delay of a gradient in updates."""
+
+
+MOST_UNSETTLED = 0.01
+"""Share of a step by which the bubble in a segment may differ from that in the long run, unsaid."""
+
+
+def predicted(config: RunConfig) -> Prediction | None:
+    """What the schedule of a run predicts, after the steps that are synchronous whatever it is.
+
+    None where the schedule cannot be built or is too large, and for a custom schedule: a report runs no code
+    that a folder names.
     """
-    return _predicted(config)[0]
-
-
-def predicted_delays(config: RunConfig) -> tuple[int, ...] | None:
-    """For each stage, the largest delay of a gradient in updates; None as for `predicted_bubble`."""
-    return _predicted(config)[1]
-
-
-_Prediction = tuple[float | None, tuple[int, ...] | None]
-"""The bubble, and the delay of each stage."""
-
-
-def _predicted(config: RunConfig) -> _Prediction:
-    """Of the schedule itself, after the steps that are synchronous whatever it is."""
-    schedule = config.schedule
+    schedule, train = config.schedule, config.train
     if schedules.is_custom(schedule.name):
-        return None, None
-    steps = steady_steps(config) + schedule.delay
-    if steps * schedule.microbatches * config.parallel.stages > MOST_MICROBATCHES:
-        return None, None
-    return _of_program(**program_options(config, first_step=sync_steps(config), steps=steps))
-
-
-def steady_steps(config: RunConfig) -> int:
-    """Steps of a segment that is long enough to measure its steady state, of a schedule of the family."""
-    schedule, stages = config.schedule, schedule_facts(config).stages
-    return steps_to_measure(stages=stages, microbatches=schedule.microbatches, ahead=schedule.ahead)
+        return None
+    first_step = sync_steps(config)
+    intervals = (train.steps - first_step, train.eval_interval, train.checkpoint_interval)
+    try:
+        options = program_options(config, first_step=first_step, steps=4 + schedule.delay)
+        return _predicted(min(filter(None, intervals), default=1), **options)
+    except ValueError:
+        return None
 
 
 @lru_cache(maxsize=1024)
-def _of_program(**options: Any) -> _Prediction:
-    """By the options of `schedules.build`: many runs share a program."""
-    try:
-        built = schedules.build(**options)
-        return throughput(simulate(built, uniform_costs(built))).bubble, analyze(built).delay_max
-    except ValueError:
-        return None, None
+def _predicted(segment_steps: int, *, steps: int, **options: Any) -> Prediction | None:
+    """By the options of `schedules.build`, and the least steps to try: many runs share a program."""
+    forwards = options["stages"] * options["microbatches"]
+
+    def build(steps: int) -> schedules.Program:
+        if steps * forwards > MOST_MICROBATCHES:
+            raise ValueError("too large")
+        return schedules.build(**options, steps=steps)
+
+    graph, program = step_graph_of(build, steps=steps)
+    step = graph.step_time(uniform_costs(program))
+    of_segment = None
+    if _unsettled(program, step) is not None and segment_steps * forwards <= MOST_MICROBATCHES:
+        own = _unsettled(build(segment_steps), step)
+        of_segment = None if own is None else (segment_steps, own)
+    return Prediction(step.bubble, of_segment, analyze(program).delay_max)
+
+
+def _unsettled(program: schedules.Program, step: StepTime) -> float | None:
+    """The bubble in a segment, without fill and drain, where it is not that in the long run."""
+    seconds = segment_step_time(simulate(program, uniform_costs(program)))
+    if seconds is None:
+        return None
+    bubble = 1 - (1 - step.bubble) * step.seconds / seconds
+    return bubble if abs(bubble - step.bubble) > MOST_UNSETTLED else None

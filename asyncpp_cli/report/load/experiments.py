@@ -12,7 +12,7 @@ from typing import Any
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.base.progress import shown
 from asyncpp_cli.planner.costs.devices import peak_tflops
-from asyncpp_cli.report.load.checks import fault, predicted_bubble
+from asyncpp_cli.report.load.checks import fault, predicted
 from asyncpp_cli.report.load.measure import Measurement, measure, without_losses
 from asyncpp_cli.report.load.metrics_rows import Metrics, read_metrics
 from asyncpp_cli.report.load.run import RunResult
@@ -91,6 +91,7 @@ def _load(cell: Cell, run: Run, queue: SlurmQueue, *, configs: Lock, keep_steps:
         # Lists of unlike lengths, numbers that are too large.
         reason = f"{run.metrics_file} has a row of another form ({error})"
         return replace(plain, config=config, state="damaged", reason=reason)
+    prediction = predicted(run_config)
     loaded = replace(
         plain,
         config=config,
@@ -100,7 +101,8 @@ def _load(cell: Cell, run: Run, queue: SlurmQueue, *, configs: Lock, keep_steps:
         restarts=_restarts(status, measurement),
         measurement=measurement,
         steps=metrics.steps if keep_steps and cell.loss_of is None else None,
-        bubble_predicted=predicted_bubble(run_config),
+        bubble_predicted=None if prediction is None else prediction.bubble,
+        bubble_of_segment=None if prediction is None else prediction.of_segment,
         cost=cost_of_run(run, status),
         lineage=lineage,
         problems=_problems(run, metrics, status),

@@ -71,7 +71,9 @@ class RunResult:
     steps: pl.DataFrame | None = None
     """Its `step` rows (`Metrics.steps`), if the loader keeps them."""
     bubble_predicted: float | None = None
-    """Share of the steady state in which a rank waits by the schedule alone (`predicted_bubble`)."""
+    """Share of a step in which a rank waits by the schedule alone, in the long run (`Prediction`)."""
+    bubble_of_segment: tuple[int, float] | None = None
+    """Steps of a segment, and the predicted bubble in it, where the pipeline takes longer to settle."""
     utilisation: float | None = None
     """Model FLOP/s utilisation (MFU) in 0..1; None if unknown."""
     cost: Cost | None = None

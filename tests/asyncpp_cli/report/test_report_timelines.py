@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from support.report_experiment import ExperimentFolder, metrics, report_of, settings
 
+from asyncpp_cli.report.analysis.conditions import conditions_lines
 from asyncpp_cli.report.formats.timelines import TimelinePair, timeline_pairs
-from asyncpp_cli.report.load.checks import predicted_bubble, predicted_delays
+from asyncpp_cli.report.load.checks import predicted
 from stages.config.run_config import CorrectionConfig, ParallelConfig, RunConfig, ScheduleConfig, TrainConfig
 
 GOOD: dict[str, Any] = {
@@ -83,9 +84,11 @@ def test_without_a_timeline_the_prediction_stands_alone(tmp_path: Path) -> None:
     assert pair.steps.startswith("The first 4 steps")
 
 
-def predicted(name: str, *, stages: int, microbatches: int) -> float | None:
+def predicted_bubble(name: str, *, stages: int, microbatches: int) -> float | None:
     schedule = ScheduleConfig(name=name, microbatches=microbatches)
-    return predicted_bubble(RunConfig(schedule=schedule, parallel=ParallelConfig(stages=stages)))
+    parallel, train = ParallelConfig(stages=stages), TrainConfig(steps=100)
+    found = predicted(RunConfig(schedule=schedule, parallel=parallel, train=train))
+    return None if found is None else found.bubble
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -93,18 +96,20 @@ def predicted(name: str, *, stages: int, microbatches: int) -> float | None:
 def test_flushing_costs_fill_and_drain(name: str, stages: int, microbatches: int) -> None:
     """(p - 1) of (m + p - 1) slots of each step (arXiv 1811.06965)."""
     expected = (stages - 1) / (microbatches + stages - 1)
-    assert predicted(name, stages=stages, microbatches=microbatches) == pytest.approx(expected, abs=1e-12)
+    assert predicted_bubble(name, stages=stages, microbatches=microbatches) == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_2bw_waits_for_nothing() -> None:
-    assert predicted("2bw", stages=4, microbatches=8) == pytest.approx(0.0, abs=1e-12)
+    assert predicted_bubble("2bw", stages=4, microbatches=8) == pytest.approx(0.0, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["zb-v", "paci-v"])
 def test_few_microbatches_fill_all_stages_of_a_v_schedule_before_they_are_measured(
     tmp_path: Path, name: str
 ) -> None:
-    assert predicted(name, stages=4, microbatches=1) is not None
+    assert predicted_bubble(name, stages=4, microbatches=1) is not None
     experiment = ExperimentFolder(tmp_path / "experiment")
     rows = metrics(stages=8, busy=((0.5,) * 4,) * 2)
     for row in rows:
@@ -117,8 +122,8 @@ def test_few_microbatches_fill_all_stages_of_a_v_schedule_before_they_are_measur
 
 
 def test_no_prediction_for_what_cannot_be_built_or_is_too_large_to_simulate() -> None:
-    assert predicted("2bw", stages=0, microbatches=8) is None
-    assert predicted("1f1b", stages=64, microbatches=4096) is None
+    assert predicted_bubble("2bw", stages=0, microbatches=8) is None
+    assert predicted_bubble("1f1b", stages=64, microbatches=4096) is None
 
 
 def test_what_is_predicted_for_one_run_is_not_taken_for_another_of_the_same_schedule() -> None:
@@ -128,7 +133,36 @@ def test_what_is_predicted_for_one_run_is_not_taken_for_another_of_the_same_sche
     plain = RunConfig(schedule=schedule, parallel=stages, train=TrainConfig(steps=20))
     sharded = replace(plain, parallel=replace(stages, shard_head=True))
     started = replace(plain, correction=CorrectionConfig(name="sync-start"))
-    assert predicted_delays(plain) == (1, 1)
-    assert predicted_delays(sharded) == (1, 1, 1, 1)
-    assert predicted_delays(started) == (1, 1)
-    assert predicted_bubble(started) == predicted_bubble(plain) == pytest.approx(0.0, abs=1e-12)
+    found = [predicted(config) for config in (plain, sharded, started)]
+    assert [prediction.delays for prediction in found if prediction] == [(1, 1), (1, 1, 1, 1), (1, 1)]
+    assert found[0] == found[2]
+    assert found[0].bubble == pytest.approx(0.0, abs=1e-12)
+    assert found[0].of_segment is None
+
+
+def test_few_microbatches_in_a_deep_pipeline_have_the_bubble_of_the_long_run() -> None:
+    schedule, long_segments = ScheduleConfig(name="2bw", microbatches=4, delay=4), {"checkpoint_interval": 0}
+    config = RunConfig(schedule=schedule, parallel=ParallelConfig(stages=16))
+    long = predicted(replace(config, train=TrainConfig(steps=1000, eval_interval=300, **long_segments)))
+    short = predicted(replace(config, train=TrainConfig(steps=1000, eval_interval=12)))
+    assert long.bubble == short.bubble == pytest.approx(1 - 12 / 21)
+    assert long.of_segment is None
+    steps, bubble = short.of_segment
+    assert steps == 12
+    assert 0.3 < bubble < short.bubble - 0.01
+
+
+def test_a_report_says_both_bubbles_where_segments_are_too_short_to_settle(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    shape = {"parallel.stages": 16, "model.layers": 16, "train.steps": 12}
+    for microbatches, delay in (4, 4), (16, 1):
+        schedule = {"schedule.microbatches": microbatches, "schedule.delay": delay}
+        experiment.add(
+            settings("2bw", "muon", **shape, **schedule),
+            rows=metrics(stages=16, evaluated=(6, 12)),
+        )
+    report = report_of(experiment.folder)
+    assert [f"{cell.bubble_predicted:.1%}" for cell in report.cells] == ["42.9%", "0.0%"]
+    [said] = [line for line in conditions_lines(report.cells) if "settle" in line]
+    assert "2bw takes longer to settle than a segment of 12 steps" in said
+    assert said.endswith("33% there, 43% in the long run.")

@@ -16,7 +16,6 @@ from support.single_process import check_close, joined
 from support.small_runs import Rows, in_processes, replayed, small_config, with_experts
 from support.training_cases import cases, measured, named, of_writers
 
-import stages.training_loop
 from optimizers import NAMES
 from stages.checkpoint import files
 from stages.checkpoint.export import write_weights
@@ -24,8 +23,8 @@ from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.saved_weights import newest_weights
 from stages.comm.process import Process
 from stages.config.run_config import CORRECTION_NAMES, CorrectionConfig, RunConfig, changed
-from stages.pipeline.build import segment_lengths
 from stages.resolve.checks import ConfigError, check
+from stages.resolve.facts import Resolved
 from stages.rows import Row
 from stages.shape.families import describe
 from stages.trainer import replay, train
@@ -293,12 +292,14 @@ class AfterCalls:
 def also_draining_at(patch: pytest.MonkeyPatch, steps: Sequence[int]) -> None:
     """Let a run drain after these steps, too."""
 
-    def lengths(config: RunConfig, *, start: int, end: int) -> list[tuple[int, int]]:
-        ends = {first + length for first, length in segment_lengths(config, start=start, end=end)}
-        ends |= {step for step in steps if step > start}
+    segments = Resolved.segments
+
+    def lengths(run: Resolved, *, start: int = 0, end: int | None = None) -> list[tuple[int, int]]:
+        ends = {first + length for first, length in segments(run, start=start, end=end)}
+        ends |= {step for step in steps if step > start and end is not None}
         return [(first, end - first) for first, end in pairwise([start, *sorted(ends)])]
 
-    patch.setattr(stages.training_loop, "segment_lengths", lengths)
+    patch.setattr(Resolved, "segments", lengths)
 
 
 @pytest.mark.parametrize("asked", [0, 9])

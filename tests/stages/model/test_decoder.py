@@ -43,8 +43,7 @@ def config() -> RunConfig:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_output_depends_on_a_later_token(family: str, changes: dict[str, Any]) -> None:
     run = small_config(layers=2, family=family)
-    run.data.context = 24
-    run.model = replace(run.model, init_std=0.5, **changes)
+    run = replace(run, data=replace(run.data, context=24), model=replace(run.model, init_std=0.5, **changes))
     module = whole_model(run, dtype=torch.float64)
     biases = {block: torch.zeros(run.model.experts) for block in module.expert_blocks}
 

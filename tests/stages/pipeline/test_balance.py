@@ -32,8 +32,8 @@ from stages.config.run_config import ParallelConfig, RunConfig, changed
 from stages.config.segments import segment_program
 from stages.model import experts as experts_module
 from stages.model.experts import route
-from stages.pipeline.build import representative_programs
 from stages.pipeline.executor import RankExecutor, drive
+from stages.resolve.facts import facts
 from stages.trainer import replay, train
 from stages.update.balance import LoadTally, moved
 from stages.update.optimizer_step import StageUpdate
@@ -254,7 +254,7 @@ def test_a_distributed_run_goes_on_from_a_replay_to_its_bits(tmp_path: Path) -> 
         whole.append(measured(rows))
     by_rank = in_processes(resume_here, given, size=4)
     for number, (config, _) in enumerate(given):
-        writer = representative_programs(config)[0].rank_of_stage[-1] * config.parallel.data
+        writer = facts(config).programs[0].rank_of_stage[-1] * config.parallel.data
         check_resumed(whole[number], by_rank[writer][number], step=2)
     assert any(row["experts"]["max_over_mean"][-1] > 1.0 for row in whole[0] if row["kind"] == "segment")
 

@@ -20,6 +20,7 @@ from stages.config.run_config import RunConfig, changed
 from stages.pipeline import cuda_graphs
 from stages.pipeline.warm_up import warm_up_ranks
 from stages.rehearsal.rank import rehearse_rank
+from stages.resolve.facts import facts
 from stages.shape.partition import cut_of
 from stages.trainer import replay, train
 from stages.weights.weight_versions import WeightVersions
@@ -154,7 +155,7 @@ def test_capture_leaves_nothing_behind() -> None:
     [rank] = ranks_of(config)
     weights = rank.stages[0].weights
     where = [parameter.grad for parameter in weights.replicas[0].parameters]
-    warm_up_ranks([rank], config, device=torch.device("cpu"))
+    warm_up_ranks([rank], facts(config), device=torch.device("cpu"))
     assert [parameter.grad for parameter in weights.replicas[0].parameters] == where
     assert not any(buffer.flat.any() for buffer in weights.gradients)
 
@@ -167,7 +168,7 @@ def test_the_plan_counts_slots() -> None:
     graphed(config)
     cuts = cut_of(config)
     for rank, before, after in zip(ranks_of(config), plain, planned_memory(config), strict=True):
-        warm_up_ranks([rank], config, device=torch.device("cpu"))
+        warm_up_ranks([rank], facts(config), device=torch.device("cpu"))
         held = 0
         for stage, graphs in rank.executor._graphs.items():
             for slot in graphs._free:

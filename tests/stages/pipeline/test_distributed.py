@@ -19,7 +19,7 @@ from stages.data.batches import Batches
 from stages.data.dataset import prepare
 from stages.model.decoder import Stage, initialise
 from stages.model.head_loss import next_token_loss
-from stages.pipeline.build import activation_shape
+from stages.resolve.facts import facts
 from stages.shape.partition import cut_model
 from stages.trainer import replay
 
@@ -108,7 +108,7 @@ def torch_losses(process: Process, config: RunConfig) -> list[float]:
     tokens = torch.cat([data.tokens(number) for number in range(count)])
     targets = torch.cat([data.targets(number) for number in range(count)])
     first, last = process.rank == 0, process.rank == process.size - 1
-    activation = torch.zeros(activation_shape(config), dtype=torch.float64, requires_grad=True)
+    activation = torch.zeros(facts(config).activation_shape, dtype=torch.float64, requires_grad=True)
     logits = torch.zeros(
         (*activation.shape[:2], config.model.vocab_size), dtype=torch.float64, requires_grad=True
     )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from schedules import FAMILY
 from stages.config.run_config import changed
-from stages.pipeline.build import segment_lengths
+from stages.resolve.facts import facts
 from stages.resolve.schedule import can_tie
 from stages.shape.partition import cut_model
 
@@ -118,7 +118,7 @@ def test_a_run_is_the_recurrence_written_out_on_one_process(case: dict[str, Any]
 @pytest.mark.slow
 def test_drains_change_no_weights(schedule: str) -> None:
     seldom, often = (small_config(schedule, steps=6, eval_interval=interval) for interval in (6, 1))
-    assert (len(segment_lengths(seldom)), len(segment_lengths(often))) == (1, 6)
+    assert (len(facts(seldom).segments()), len(facts(often).segments())) == (1, 6)
     assert replayed(seldom).digest == replayed(often).digest
 
 

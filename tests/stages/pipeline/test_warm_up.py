@@ -14,6 +14,7 @@ from optimizers import NAMES
 from stages.config.run_config import changed
 from stages.pipeline.executor import RankExecutor
 from stages.pipeline.warm_up import warm_up_ranks
+from stages.resolve.facts import facts
 from stages.update.optimizer_step import StageState
 
 
@@ -60,7 +61,7 @@ def test_it_steps_once_and_leaves_nothing_behind(case: dict[str, str]) -> None:
 
     before, random = (held(state), groups()), torch.get_rng_state()
     with Called() as called:
-        warm_up_ranks([rank], config, device=torch.device("cpu"))
+        warm_up_ranks([rank], facts(config), device=torch.device("cpu"))
     assert all(map(torch.equal, held(state), before[0]))
     assert groups() == before[1]
     assert torch.equal(torch.get_rng_state(), random)
@@ -82,5 +83,5 @@ def test_memory_is_rehearsed_after_graphs_are_captured(monkeypatch: pytest.Monke
     done: list[str] = []
     monkeypatch.setattr(RankExecutor, "capture", lambda executor, programs, **shapes: done.append("capture"))
     monkeypatch.setattr(RankExecutor, "rehearse", lambda executor, programs: done.append("rehearse"))
-    warm_up_ranks(ranks, config, device=torch.device("cpu"))
+    warm_up_ranks(ranks, facts(config), device=torch.device("cpu"))
     assert done == ["capture", "rehearse"]

@@ -38,7 +38,8 @@ from stages.config.run_config import RunConfig, changed
 from stages.config.segments import segment_program
 from stages.model.decoder import RunBlock, Stage
 from stages.model.layers import Block
-from stages.pipeline.build import Rank, activation_shape
+from stages.pipeline.build import Rank
+from stages.resolve.facts import facts
 from stages.shape.optimizer_sharding import assign_owners
 from stages.shape.partition import cut_of, stage_parameters
 from stages.update.async_update import needs_update
@@ -443,7 +444,7 @@ def played(
             patch.setattr(stages.pipeline.build, "streams_of", lambda _, streams=streams: streams)
             connection = Connection(
                 rank=number,
-                links=cast(Links, VirtualLinks(device, activation_shape(config))),
+                links=cast(Links, VirtualLinks(device, facts(config).activation_shape)),
                 pipeline=group(device, "pipeline", number, size=len(devices), members=len(devices)),
                 # The other data rank does the same at the same times.
                 data=group(device, f"data {number}", 0, size=2, members=1),
