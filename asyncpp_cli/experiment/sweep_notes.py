@@ -13,7 +13,9 @@ from asyncpp_cli.experiment.template import Template
 from optimizers import CORRECTIONS
 from schedules.analyze import staleness
 from stages.data.dataset import is_prepared
+from stages.data.foreign_formats import find_shards
 from stages.data.prepared import few_documents, read_prepared
+from stages.data.text import files_left_out
 from stages.resolve.facts import facts
 
 
@@ -21,7 +23,7 @@ def notes(cells: Sequence[ResolvedCell]) -> list[str]:
     """Notes on checked cells, one line each."""
     return [
         *_speed_runs(cells),
-        *_small_validation(cells),
+        *_notes_on_data(cells),
         *_ineffective_corrections(cells),
     ]
 
@@ -62,7 +64,16 @@ def _ineffective_corrections(cells: Sequence[ResolvedCell]) -> list[str]:
     ]
 
 
-def _small_validation(cells: Sequence[ResolvedCell]) -> list[str]:
+def _notes_on_data(cells: Sequence[ResolvedCell]) -> list[str]:
+    """Splits of few documents, and files of a folder of text that are not read."""
     paths = dict.fromkeys(path for resolved in cells for path in paths_of(resolved.config.data).values())
     prepared = [read_prepared(Path(path)) for path in paths if is_prepared(Path(path))]
-    return [warning for each in prepared if (warning := few_documents(each))]
+    lines = [warning for each in prepared if (warning := few_documents(each))]
+    for path in paths:
+        left_out = [] if is_prepared(Path(path)) or find_shards(Path(path)) else files_left_out(Path(path))
+        if left_out:
+            more = f" and {len(left_out) - 1} more" if left_out[1:] else ""
+            lines.append(
+                f"{path}: {left_out[0]}{more} not read: no text (`data prepare` reads compressed text)"
+            )
+    return lines

@@ -87,6 +87,14 @@ def text_files(config: DataConfig) -> tuple[Path, list[TextFile]]:
     return root, texts
 
 
+def files_left_out(root: Path) -> list[str]:
+    """Names of the files of a folder of text that hold something else, such as compressed text."""
+    files = sorted(
+        path for path in root.rglob("*") if path.is_file() and not is_hidden(path.relative_to(root))
+    )
+    return [file.name for file in _described(root, files) if file.size and not _was_text(file)]
+
+
 def _library_text(root: Path) -> list[Path]:
     # Tests and tables of character codes are another kind of text; site-packages differ between machines.
     skipped = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -49,6 +50,17 @@ def test_the_memory_of_a_cell_is_that_of_the_device_that_its_run_gets(
     ):
         listed = asyncpp("sweep", "quickstart", *changes, "--list", "--json")
         assert all(least < cell["memory_gb"] < most for cell in json.loads(listed.output)), changes
+
+
+def test_files_of_a_folder_of_text_that_are_not_read_are_named(tmp_path: Path) -> None:
+    """Compressed ones were left out without a word."""
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("text " * 5000)
+    words = ["sweep", "quickstart", f"data.path={tmp_path / 'texts'}", "--list"]
+    assert "not read" not in asyncpp(*words).errors
+    for name in ("b.txt.gz", "c.txt.gz", ".hidden.gz"):
+        (tmp_path / "texts" / name).write_bytes(gzip.compress(b"text", mtime=0))
+    assert "texts: b.txt.gz and 1 more not read: no text (`data prepare` reads" in asyncpp(*words).errors
 
 
 def test_prepared_data_is_inspected_as_json_and_few_documents_are_noted(tmp_path: Path) -> None:
