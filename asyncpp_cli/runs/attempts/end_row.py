@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncpp_cli.base.errors import DamagedError
+from asyncpp_cli.base.errors import DamagedError, doing
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status, state_after
 from stages.checkpoint.files import CheckpointError, folder_of, rows_before
@@ -30,9 +30,15 @@ def missing_row(metrics: Path, kind: str, *, attempt: int, step: int) -> str:
         kind: `end`: of `step`, with the hash of the weights; `pause`: of `step` or later.
         attempt: number of the attempt that ended, which wrote it.
         step: at which the run ends or pauses.
+
+    Raises:
+        PermissionError: this user may not read them, which says nothing about the run.
     """
     try:
-        content = metrics.read_bytes()
+        with doing("read", metrics):
+            content = metrics.read_bytes()
+    except PermissionError:
+        raise
     except OSError as error:
         return f"{metrics.name} cannot be read: {error.strerror}"
     if not content:
