@@ -60,7 +60,7 @@ def to_latex(report: Report, options: ReportOptions) -> str:
         r"    \bottomrule",
         r"  \end{tabular}",
         r"\end{table}",
-        *(f"% {escaped(line)}" for line in below),
+        *(f"% {printable(line)}" for line in below),
     ]
     return "\n".join(lines) + "\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -58,11 +59,11 @@ def to_markdown(report: Report, _options: object = None) -> str:
         f"| {' | '.join('---:' if heading.right else '---' for heading in table.headings)} |",
         *(_row(row) for row in table.rows),
         "",
-        *(f"{escaped(line)}  " for line in table.remarks),
+        *(f"{_sentence(line)}  " for line in table.remarks),
     ]
-    lines += [f"- {escaped(line)}" for line in report.summary]
-    lines += [f"- **Note:** {escaped(line)}" for line in report.problems]
-    lines += ["", *(f"{escaped(line)}  " for line in report.conditions)]
+    lines += [f"- {_sentence(line)}" for line in report.summary]
+    lines += [f"- **Note:** {_sentence(line)}" for line in report.problems]
+    lines += ["", *(f"{_sentence(line)}  " for line in report.conditions)]
     return "\n".join(lines) + "\n"
 
 
@@ -70,9 +71,17 @@ def _row(texts: Sequence[str]) -> str:
     return f"| {' | '.join(map(escaped, texts))} |"
 
 
+def _sentence(text: str) -> str:
+    """A sentence escaped for Markdown, but for its commands in backticks, which are code there, too."""
+    parts = re.split("(`[^`]+`)", printable(text))
+    return "".join(part if place % 2 else _without_markup(part) for place, part in enumerate(parts))
+
+
 def escaped(text: str) -> str:
     """`text` escaped for Markdown and the HTML in it."""
-    safe = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    for character in "\\`*_[]|":
-        safe = safe.replace(character, f"\\{character}")
-    return safe
+    return _without_markup(printable(text))
+
+
+def _without_markup(text: str) -> str:
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"[\\`*_\[\]|]", r"\\\g<0>", text)

@@ -23,7 +23,9 @@ from support import report_experiment
 from support.command_line import asyncpp, refusal, succeeded
 from support.report_experiment import ExperimentFolder, metrics, quickstart_folder, report_of, settings
 
+from asyncpp_cli.base.console import printable
 from asyncpp_cli.report.analysis.aggregate import aggregate
+from asyncpp_cli.report.analysis.verdict import EXAMPLE
 from asyncpp_cli.report.formats.charts import charts
 from asyncpp_cli.report.formats.figures import write_figures
 from asyncpp_cli.report.formats.latex import to_latex
@@ -181,7 +183,7 @@ def test_names_with_markup_in_them_stay_text(hostile: Report, tmp_path: Path) ->
     assert "<script>" not in markdown
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
-    assert "\\input" not in latex
+    assert [line for line in latex.splitlines() if "\\input" in line and not line.startswith("% ")] == []
     assert "\\textbackslash{}input\\{a\\}" in latex
     rows = [line for line in latex.splitlines() if line.strip().startswith(("1f1b", "2bw")) and "&" in line]
     assert (len(rows), len({len(re.findall(r"(?<!\\)&", row)) for row in rows})) == (2, 1)
@@ -189,6 +191,16 @@ def test_names_with_markup_in_them_stay_text(hostile: Report, tmp_path: Path) ->
     [caption] = [line for line in latex.splitlines() if "caption" in line]
     inner = caption.removeprefix("  \\caption{").removesuffix("}")
     assert re.findall(r"(?<!\\)[$&#%_]", inner.replace(r"$\pm$", "")) == []
+
+
+def test_commands_in_sentences_can_be_copied_from_every_format(tmp_path: Path) -> None:
+    said = f"{EXAMPLE} {HOSTILE} *not* `one` more"
+    report = report_of(quickstart_folder(tmp_path / "experiment", seeds=1).folder)
+    report = replace(report, notes=[said])
+    assert f"% {printable(said)}\n" in to_latex(report, ReportOptions())
+    [line] = [line for line in to_markdown(report).splitlines() if EXAMPLE in line and "*not" in line]
+    assert r"\*not\* `one` more" in line
+    assert "<script>" not in re.sub("`[^`]+`", "", line)
 
 
 def test_latex_is_a_float_of_the_table_with_a_papers_caption_and_comments(tmp_path: Path) -> None:
