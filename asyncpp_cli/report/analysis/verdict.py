@@ -11,6 +11,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -93,6 +94,8 @@ class Verdict:
     """Of the experiment, that would train what is missing."""
     unfinished: int = 0
     """Runs of the two arms that are not complete."""
+    unfinished_in: tuple[Path, ...] = ()
+    """Their experiments."""
     lengths: tuple[CellResult, ...] = ()
     """The cells of the delayed arm that have a loss."""
     timed: tuple[CellResult, ...] = ()
@@ -188,13 +191,18 @@ class Verdict:
             return f"Extend the trunk (asyncpp extend) to the lengths of {self.setting}."
         return self._with(self.setting)
 
+    @property
+    def folder(self) -> Path | None:
+        """The experiment of the delayed arm."""
+        return next((run.folder.parents[1] for run in self.delayed.runs if run.folder is not None), None)
+
     def _with(self, setting: str | None) -> str:
-        folder = next((run.folder.parents[1] for run in self.delayed.runs if run.folder is not None), None)
+        folder = self.folder
         if folder is None:
             return f"`{setting or 'asyncpp launch'}`."
-        launch = command("launch", folder)
         if setting is None:
-            return f"`{launch}`"
+            return f"`{' && '.join(command('launch', each) for each in self.unfinished_in or [folder])}`"
+        launch = command("launch", folder)
         return f"`{command('sweep', whole_template(folder), setting, '--out', folder)} && {launch}`"
 
     def record(self) -> dict[str, Any]:
@@ -254,8 +262,22 @@ def verdict_lines(cells: Sequence[CellResult]) -> tuple[list[str], list[str]]:
     # The arms that were run for it.
     several = [verdict for verdict in found if len({_tokens(cell) for cell in verdict.lengths}) > 1]
     if found and not several and not found[0].unfinished:
-        return [], [f"{found[0].sentence} {EXAMPLE}"]
+        return [], [f"{found[0].sentence} {_in_further_lengths(found[0])}"]
     return [], [verdict.sentence for verdict in (several or found[:1])[:_MOST_SENTENCES]]
+
+
+def _in_further_lengths(verdict: Verdict) -> str:
+    """The commands that train what an experiment of one length lacks: its own runs are the middle length."""
+    folder = verdict.folder
+    if folder is None:
+        return EXAMPLE
+    steps, out = _steps(verdict.delayed), folder.with_name(f"{folder.name}-lengths")
+    lengths = f"matrix.train.steps=[{max(1, steps // 2)},{2 * steps}]"
+    sweep = command("sweep", whole_template(folder), lengths, "--out", out)
+    return (
+        f"`{sweep} && {command('launch', out)}` trains half and twice the steps; then "
+        f"`{command('report', folder, out)}` answers it, with the runs that are here."
+    )
 
 
 def _comparable(cell: CellResult) -> Hashable:
@@ -320,6 +342,7 @@ def _verdict(arm: Sequence[CellResult], baseline: Sequence[CellResult]) -> Verdi
         key=lambda cell: (_tokens(cell), len(cell.losses)),
         reverse=True,
     )
+    unfinished = [run for cell in (*arm, *baseline) for run in cell.runs if run.state != "completed"]
     found = Verdict(
         delayed=longest,
         delayed_name=name,
@@ -328,7 +351,8 @@ def _verdict(arm: Sequence[CellResult], baseline: Sequence[CellResult]) -> Verdi
         lengths=tuple(with_loss),
         timed=tuple(timed),
         synchronous_lengths=tuple(by_length),
-        unfinished=sum(run.state != "completed" for cell in (*arm, *baseline) for run in cell.runs),
+        unfinished=len(unfinished),
+        unfinished_in=tuple(dict.fromkeys(run.folder.parents[1] for run in unfinished if run.folder)),
     )
     if reason := _diverged([*arm, *baseline]) or _unequal(by_length):
         return replace(found, reason=reason, unfinished=0)
