@@ -281,7 +281,7 @@ def _check_custom_schedule(config: RunConfig) -> None:
 def _check_delay(config: RunConfig) -> None:
     schedule, stages = config.schedule, config.parallel.stages
     microbatches, delay, ahead = schedule.microbatches, schedule.delay, schedule.ahead
-    if schedules.find(schedule.name).lead is None:
+    if schedules.is_custom(schedule.name) or schedules.find(schedule.name).lead is None:
         return
     options = schedule_options(config)
     for name, value in options.items():

@@ -123,7 +123,8 @@ def add_matrix(
     if deferred is not None:
         deferred.leave([weight], _add_linear, gradient, given)
         return
-    assert weight.grad is not None
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight, dtype=weight.grad_dtype)
     _add_linear(weight.grad, gradient, given)
 
 
