@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -22,17 +22,14 @@ class RowError(ValueError):
 class Row(msgspec.Struct, kw_only=True, frozen=True, tag_field="kind", gc=False):
     """A line of the metrics; `kind` is the tag of its class."""
 
-    _KEEPS_NULL: ClassVar[bool] = False
-    """Whether a field that is None is written, as null."""
-
     @property
     def kind(self) -> str:
         return str(self.__struct_config__.tag)
 
     def plain(self) -> dict[str, Any]:
-        """The row as plain JSON values, its kind first; without the fields that are not known."""
+        """The row as plain JSON values, its kind first; a field that is not known is None."""
         values: dict[str, Any] = msgspec.to_builtins(self)
-        return values if self._KEEPS_NULL else {key: each for key, each in values.items() if each is not None}
+        return values
 
     def encoded(self) -> str:
         """The line, without its end. As Python writes JSON: a loss that is not finite is no null."""
@@ -114,8 +111,6 @@ class Start(Row, tag="start", frozen=True, kw_only=True):
 
 class Step(Row, tag="step", frozen=True, kw_only=True, gc=False):
     """An update of the last stage."""
-
-    _KEEPS_NULL: ClassVar[bool] = True
 
     step: int
     """Updates done."""
