@@ -45,6 +45,7 @@ from optimizers.rules.soap import (
     accumulate,
     complete,
     eigenbasis,
+    greatest_rank,
     in_range,
     orthonormal,
     refresh,
@@ -98,7 +99,7 @@ class BasisRotation(ListOptimizer):
             refreshing = (step - 1) % group["refresh_interval"] == 0
             if refreshing:
                 original = rotate_back(as_batch(momenta), *_bases(chosen)).lerp(batch, 1 - group["beta1"])
-                _REFRESH[group["source"]](chosen, rotated, original)
+                _REFRESH[group["source"]](chosen, rotated, original, step)
                 store(chosen, "rotated_first", rotate(original, *_bases(chosen)))
             turned = rotate(batch, *_bases(chosen))
             if not refreshing:
@@ -119,19 +120,24 @@ def _bases(states: States) -> tuple[Basis, Basis]:
     return left, right
 
 
-def _refresh_from_second_moment(states: States, rotated: tuple[str, ...], momenta: Tensor) -> None:
+def _refresh_from_second_moment(
+    states: States, rotated: tuple[str, ...], momenta: Tensor, gradients: int
+) -> None:
     first_time = f"{rotated[0]}_basis" not in states[0]
     for side in rotated:
         if first_time:
             store(states, f"{side}_basis", eigenbasis(stacked(states, side)))
             continue
-        basis, order = refresh(stacked(states, side), stacked(states, f"{side}_basis"))
+        rank = greatest_rank(states, side, gradients)
+        basis, order = refresh(stacked(states, side), stacked(states, f"{side}_basis"), rank=rank)
         store(states, f"{side}_basis", basis)
         axis = -2 if side == "left" else -1
         store(states, "square", reorder(stacked(states, "square"), order, axis))
 
 
-def _refresh_from_first_moment(states: States, rotated: tuple[str, ...], momenta: Tensor) -> None:
+def _refresh_from_first_moment(
+    states: States, rotated: tuple[str, ...], momenta: Tensor, gradients: int
+) -> None:
     left, right = _bases(states)
     if left is None and right is None:
         u, values, vh = torch.linalg.svd(momenta, full_matrices=True)

@@ -88,14 +88,16 @@ def complete(bases: Tensor, kept: Tensor) -> Tensor:
     return torch.bmm(rest, torch.linalg.eigh(restricted).eigenvectors).where(~kept, bases)
 
 
-def refresh(symmetric: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+def refresh(symmetric: Tensor, basis: Tensor, *, rank: int) -> tuple[Tensor, Tensor]:
     """One step of power iteration on each matrix, from its current basis.
 
-    Columns are first sorted by their descending share q^T S q; those without a share are kept.
+    Columns are first sorted by their descending share q^T S q; those without a share are kept. Those beyond
+    the rank of S, which the decomposition fills from rounding, follow a rule (`complete`).
 
     Args:
         symmetric: S, of shape (count, n, n), positive semi-definite.
         basis: Q, of the same shape.
+        rank: the largest rank that S can have, from the number of gradients in it.
 
     Returns:
         The orthonormalized S Q with its columns sorted, and the order: positions in Q, of shape (count, n).
@@ -105,7 +107,10 @@ def refresh(symmetric: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     reached = in_range(shares)
     order = shares.where(reached, 0.0).argsort(dim=-1, descending=True, stable=True)
     columns = order.unsqueeze(-2).expand_as(product)
-    return orthonormal(product.where(reached.unsqueeze(-2), basis).gather(-1, columns)), order
+    bases = orthonormal(product.where(reached.unsqueeze(-2), basis).gather(-1, columns))
+    if rank < basis.shape[-1]:
+        bases = complete(bases, reached.new_ones(len(bases), rank))
+    return bases, order
 
 
 def orthonormal(columns: Tensor) -> Tensor:
@@ -133,6 +138,12 @@ def store(states: Sequence[State], name: str, values: Tensor) -> None:
             state[name].copy_(value)
         else:
             state[name] = value.clone(memory_format=torch.contiguous_format)
+
+
+def greatest_rank(states: Sequence[State], side: str, gradients: int) -> int:
+    """The largest rank of the second moment on one side of a matrix, after so many gradients of its shape."""
+    rows, columns = states[0]["square"].shape[-2:]
+    return gradients * int(columns if side == "left" else rows)
 
 
 def accumulate(batch: Tensor, states: States, sides: tuple[str, ...], beta: float) -> None:
@@ -177,7 +188,7 @@ class Soap(ListOptimizer):
                 for side in ("left", "right"):
                     store(chosen, f"{side}_basis", eigenbasis(stacked(chosen, side)))
             elif step % group["refresh_interval"] == 0:
-                _refresh(chosen)
+                _refresh(chosen, gradients=step + 1)
 
 
 def _rotated_adam(batch: Tensor, states: States, group: Group) -> Tensor:
@@ -190,12 +201,13 @@ def _rotated_adam(batch: Tensor, states: States, group: Group) -> Tensor:
     return rotate_back(as_batch(first) / (as_batch(square).sqrt() + group["eps"]), left, right)
 
 
-def _refresh(states: States) -> None:
+def _refresh(states: States, *, gradients: int) -> None:
     bases = {side: stacked(states, f"{side}_basis") for side in ("left", "right")}
     momentum = rotate_back(stacked(states, "rotated_first"), bases["left"], bases["right"])
     square = stacked(states, "square")
     for side, axis in (("left", -2), ("right", -1)):
-        bases[side], order = refresh(stacked(states, side), bases[side])
+        rank = greatest_rank(states, side, gradients)
+        bases[side], order = refresh(stacked(states, side), bases[side], rank=rank)
         square = reorder(square, order, axis)
         store(states, f"{side}_basis", bases[side])
     store(states, "square", square)

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.files import ROOT
 from support.optimizer_references import SHAPES
 
 import optimizers
 from optimizers.build import build_optimizer
 from optimizers.catalogue import METHODS
+from optimizers.custom import OptimizerError, check_custom
 from optimizers.grouping import Role, assign, role_of
 from stages.config.run_config import OptimizerConfig
 
@@ -158,3 +160,20 @@ def test_every_optimizer_and_correction_has_its_source() -> None:
     entries = [*optimizers.METHODS.values(), *optimizers.CORRECTIONS.values()]
     papers = {paper for entry in entries for paper in re.findall(r"\d{4}\.\d{5}", entry.reference)}
     assert papers <= set(re.findall(r"\d{4}\.\d{5}", sources))
+
+
+def test_the_page_says_which_of_torchs_optimizers_are_taken() -> None:
+    page = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
+    rows = re.search(r"\| `torch.optim:` \|.*?\n\n", page, re.DOTALL)[0].strip().splitlines()[2:]
+    said = {name: "taken" in row for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    taken = {}
+    for name, kind in vars(torch.optim).items():
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name != "Optimizer":
+            try:
+                check_custom(f"torch.optim:{name}", ())
+            except OptimizerError:
+                taken[name] = False
+            else:
+                taken[name] = True
+    # Another version of torch may have more of them.
+    assert {name: taken[name] for name in said} == said
