@@ -99,6 +99,8 @@ def test_files_of_the_command_line_import_no_torch(where: str) -> None:
 
 
 UNPICKLING = {"pickle", "dill", "cloudpickle", "marshal", "shelve"}
+OVER_NO_NETWORK = {"stages/comm/sharding.py uses init_process_group"}
+"""torch's `fully_shard` asks for a group of the whole world: it is of a store within the process."""
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
@@ -113,7 +115,7 @@ def test_nothing_is_unpickled(package: str) -> None:
         found |= {name for name in names if re.search(r"_object(_list)?$", name)} - {"is_object"}
         found |= names & {"TCPStore", "init_process_group", "new_group"}
         wrong |= {f"{file.relative_to(ROOT)} uses {name}" for name in found}
-    assert wrong == set()
+    assert wrong <= OVER_NO_NETWORK
 
 
 def imports_between_files() -> dict[str, set[str]]:

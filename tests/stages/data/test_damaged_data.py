@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +124,7 @@ def test_damage_is_refused_or_changes_no_token(
     config = DataConfig(path=str(path), context=8, validation_share=0.2)
     cache = damaged.parent / "cache"
     is_refused(config, cache)  # as sweep looks at data that it does not know: no traceback
-    config.sha256 = sha256
+    config = replace(config, sha256=sha256)
     assert is_refused(config, cache) or tokens_of(prepare(config, cache=cache)) == tokens
 
 
