@@ -80,7 +80,9 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
-def resolve(pending: Mapping[str, Any], config: RunConfig, variables: Mapping[str, Any]) -> dict[str, Any]:
+def interpolated(
+    pending: Mapping[str, Any], config: RunConfig, variables: Mapping[str, Any]
+) -> dict[str, Any]:
     """The values of interpolated settings.
 
     Args:

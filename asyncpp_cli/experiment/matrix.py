@@ -19,7 +19,7 @@ from msgspec import structs
 import schedules
 from asyncpp_cli.base.console import refuse_all, say
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.experiment.interpolation import is_interpolated, resolve
+from asyncpp_cli.experiment.interpolation import interpolated, is_interpolated
 from asyncpp_cli.experiment.own_code import NOTHING, Confirmed, check_confirmed
 from asyncpp_cli.experiment.shipped import MODEL_SHAPE, recommended_settings, template_names
 from asyncpp_cli.experiment.speed_runs import loss_givers
@@ -91,13 +91,14 @@ def expand(template: Template, *, pinned: bool = True, confirmed: Confirmed = NO
             names = f"; accepted: {', '.join(accepted)}" if accepted else ""
             raise UserError(f"{template.source}: {key.removesuffix('.name')} is not set{names}")
         if pinned:
+            own = _pinned_code(config, template, code)
             try:
-                config = changed(config, _pinned_data(config.data, template, checksums))
+                own |= _pinned_data(config.data, template, checksums)
             except _MissingDataError as error:
                 missing_data = error
-            config = changed(config, _pinned_code(config, template, code))
             if "model.vocab_size" not in settings and config.model.init is None:
-                config = changed(config, {"model.vocab_size": _fitting_vocabulary(config, needed)})
+                own["model.vocab_size"] = _fitting_vocabulary(config, needed)
+            config = changed(config, own)
         configs.append(config)
     givers: list[int | None] = [None] * len(configs)
     if template.speed_steps is not None:
@@ -422,7 +423,7 @@ def _resolved_model(value: Any, config: RunConfig, template: Template) -> Any:
     if isinstance(value, Mapping) and "base" in value:
         return {**value, "base": _resolved_model(value["base"], config, template)}
     if isinstance(value, str) and is_interpolated(value):
-        return resolve({"model.name": value}, config, template.variables)["model.name"]
+        return interpolated({"model.name": value}, config, template.variables)["model.name"]
     return value
 
 
@@ -431,7 +432,7 @@ def _with_interpolated(config: RunConfig, pending: Settings, template: Template)
     if not pending:
         return config
     try:
-        return with_settings(config, resolve(pending, config, template.variables))
+        return with_settings(config, interpolated(pending, config, template.variables))
     except SettingError as error:
         written = pending.get(error.key)
         by = f" ({written})" if isinstance(written, str) and written not in str(error) else ""
@@ -449,7 +450,7 @@ def _has_value(config: RunConfig, pending: Settings, key: str, accepted: Any, te
     def plain(value: Any) -> Any:
         if not is_interpolated(value):
             return settings_of(key, value, folder=template.folder)[dotted]
-        return typed(dotted, resolve({**pending, dotted: value}, config, template.variables)[dotted])
+        return typed(dotted, interpolated({**pending, dotted: value}, config, template.variables)[dotted])
 
     try:
         actual = plain(pending[dotted]) if dotted in pending else get(config, dotted)

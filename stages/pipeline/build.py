@@ -82,8 +82,7 @@ def build_ranks(
     Raises:
         RuntimeError: the run wants compiled blocks, and this machine cannot compile.
     """
-    config, staleness = run.config, run.staleness
-    types = dtypes(config)
+    config = run.config
     compiled = compiles_here(config, device=device.type)
     if not compiled and is_compiled(config, device=device.type):
         print(f"note: blocks are not compiled: {missing_for_compile(device=device.type)}", file=sys.stderr)
@@ -98,53 +97,19 @@ def build_ranks(
         common_step=run.schedule.updates_together,
         max_skipped=config.train.max_skipped,
     )
-    buffers = run.gradient_buffers(on_gpu=device.type == "cuda")
     built = []
     for connection in connections:
         data = connection.data
-        stages: dict[int, StageState] = {}
-        for stage in (stage for stage, holder in enumerate(run.rank_of_stage) if holder == connection.rank):
-            common: dict[str, Any] = {
-                "context": config.data.context,
-                "seed": config.seed,
-                "master_dtype": types.master,
-                "replica_dtype": types.replica,
-                "device": device,
-            }
-            weights: WeightVersions
-            if connection.sharding is not None:
-                weights = ShardedWeights(
-                    config.model,
-                    run.cuts[stage],
-                    in_place=partial(updated_by_value, config),
-                    sharding=connection.sharding,
-                    keep_weights=config.schedule.keep_weights,
-                    **common,
-                )
-            else:
-                weights = WeightVersions(
-                    config.model,
-                    run.cuts[stage],
-                    replicas=staleness.versions[stage],
-                    gradient_buffers=buffers[stage],
-                    shard_gradients=config.parallel.shard_gradients,
-                    data_rank=data.rank,
-                    data_ranks=data.size,
-                    **common,
-                )
-            for replica in weights.replicas:
+        stages = {
+            stage: _stage_state(run, stage, connection, device=device)
+            for stage, holder in enumerate(run.rank_of_stage)
+            if holder == connection.rank
+        }
+        for stage, state in stages.items():
+            for replica in state.weights.replicas:
                 replica.module.run_block = run_block
-            update = StageUpdate(
-                config,
-                weights,
-                stage=stage,
-                delays=staleness.delay_max,
-                mismatch=staleness.mismatch_max[stage],
-            )
-            tied = None
             if config.model.tied and run.cuts[stage].has_head and not run.cuts[stage].has_embedding:
-                tied = TiedHead(weights, embedding=stages[0].weights)
-            stages[stage] = StageState(weights=weights, update=update, tied=tied)
+                state.tied = TiedHead(state.weights, embedding=stages[0].weights)
         batches = Batches(config, corpus, device=device, data_rank=data.rank, data_ranks=data.size)
         context = UpdateContext(
             stages=stages,
@@ -161,6 +126,42 @@ def build_ranks(
         executor = RankExecutor(context, batches=batches, streams=streams)
         built.append(Rank(connection=connection, stages=stages, batches=batches, executor=executor))
     return built
+
+
+def _stage_state(run: Resolved, stage: int, connection: Connection, *, device: torch.device) -> StageState:
+    """The weights of a stage with their initial values, and what updates them."""
+    config, staleness, types = run.config, run.staleness, dtypes(run.config)
+    common: dict[str, Any] = {
+        "context": config.data.context,
+        "seed": config.seed,
+        "master_dtype": types.master,
+        "replica_dtype": types.replica,
+        "device": device,
+    }
+    weights: WeightVersions
+    if connection.sharding is not None:
+        weights = ShardedWeights(
+            config.model,
+            run.cuts[stage],
+            in_place=partial(updated_by_value, config),
+            sharding=connection.sharding,
+            keep_weights=config.schedule.keep_weights,
+            **common,
+        )
+    else:
+        weights = WeightVersions(
+            config.model,
+            run.cuts[stage],
+            replicas=staleness.versions[stage],
+            gradient_buffers=run.gradient_buffers(on_gpu=device.type == "cuda")[stage],
+            shard_gradients=config.parallel.shard_gradients,
+            data_rank=connection.data.rank,
+            data_ranks=connection.data.size,
+            **common,
+        )
+    mismatch = staleness.mismatch_max[stage]
+    update = StageUpdate(config, weights, stage=stage, delays=staleness.delay_max, mismatch=mismatch)
+    return StageState(weights=weights, update=update)
 
 
 def updated_by_value(config: RunConfig, name: str, dimensions: int) -> bool:
