@@ -34,8 +34,8 @@ from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.devices import find_device, peak_tflops
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import estimate
-from asyncpp_cli.planner.layouts import RECOMPUTE, layout
-from asyncpp_cli.planner.planned_memory import OF_THE_DEVICE
+from asyncpp_cli.planner.layouts import RECOMPUTE, Variant, layout
+from asyncpp_cli.planner.memory import OF_THE_DEVICE
 from schedules import Program, analyze
 from schedules.dependencies import POSTED_AHEAD, Place
 from schedules.messages import Message
@@ -140,7 +140,7 @@ def config_of(options: argparse.Namespace, schedule: str, *, recompute: str) -> 
         changes.append(f"data.context={options.context}")
     config = layout(
         base_of(options.model, changes).config,
-        schedule,
+        Variant(schedule),
         stages=options.stages,
         data=1,
         microbatches=options.microbatches or 2 * options.stages,

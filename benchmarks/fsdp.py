@@ -41,8 +41,8 @@ from torch.distributed.fsdp import fully_shard
 
 from asyncpp_cli.planner.costs.links import Exchange
 from asyncpp_cli.planner.fsdp import Unit, Units, step_seconds
+from asyncpp_cli.planner.programs import Geometry, LayoutProgram, Shape, StageTimes
 from asyncpp_cli.planner.sharding import Sharding
-from asyncpp_cli.planner.step_time import StageTimes, step_time
 from schedules import find
 from stages.comm.process import Process, connected
 from stages.config.run_config import RunConfig
@@ -201,11 +201,11 @@ def planned(
             weight_half=(forward,) * stages,
             update=(0.0,) * stages,
             reduction=(0.0,) * stages,
-            message=size * CONTEXT * options.width * width / per_second,
+            message=(size * CONTEXT * options.width * width / per_second,) * stages,
         )
-        seconds[name] = step_time(
-            name, times, microbatches=options.microbatches, update_interval=None, chunks=chunks
-        ).seconds
+        shape = Shape(name, options.ranks, options.microbatches, (("chunks", chunks),), False, False)
+        geometry = Geometry(shape, 0, 1, find(name).synchronous)
+        seconds[name] = LayoutProgram(geometry).step(times).seconds
     waited = {name: Exchange(each, each) for name, each in exchanges.items()}
     block = Unit(forward=compute, backward=2 * compute, **waited)
     nothing = Unit(forward=0.0, backward=0.0)

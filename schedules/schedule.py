@@ -37,8 +37,6 @@ class Schedule:
     """Whether the last stage's backwards come in the order of its forwards."""
     bounded_activations: bool = True
     """Whether the activations in flight stop growing with the number of micro-batches per step."""
-    unflushed: bool = False
-    """Whether its order is 1F1B's without a flush: `asyncpp plan` has its step time in closed form."""
     planned: bool = True
     """Whether `asyncpp plan` considers it where no schedules are named."""
     lead: Callable[..., int] | None = None

@@ -374,7 +374,7 @@ def _is_running(status: Status) -> bool:
 def _planned_gb(config: RunConfig, resources: Resources) -> float:
     """See `Task.gpu_gb`: tensors, and the context of each process."""
     from asyncpp_cli.planner.costs.devices import CONTEXT_GB
-    from asyncpp_cli.planner.planned_memory import GB, planned_memory
+    from asyncpp_cli.planner.memory import GB, planned_memory
 
     if config.model.factory is not None:
         return inf

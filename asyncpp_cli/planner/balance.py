@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.runs.experiment_folder import run_at
+from asyncpp_cli.schedule_tools.programs import measured_run
 from schedules import options_taken
 from schedules.costs import RankTimes
 from schedules.library.v_block import whole_costs
@@ -110,6 +114,26 @@ class MeasuredBalance(NamedTuple):
     def expected_efficiency(self) -> float:
         """The same under `even_cut`."""
         return sum(self.expected) / len(self.expected) / max(self.expected)
+
+    def record(self) -> dict[str, Any]:
+        """The numbers, for JSON."""
+        shares = {"efficiency": self.efficiency, "expected_efficiency": self.expected_efficiency}
+        return self._asdict() | shares
+
+
+def balances_of_run(folder: Path) -> tuple[str, MeasuredBalance]:
+    """The id of a run, and how even its ranks were.
+
+    Raises:
+        UserError: what its parts cost is unknown.
+    """
+    run = run_at(folder)
+    config = run.config()
+    if config.model.factory is not None:
+        raise UserError(f"{folder}: model.factory: what a part of a user's own model costs is unknown")
+    if config.parallel.shard_head:
+        raise UserError(f"{folder}: parallel.shard_head: shards of the head are not planned for")
+    return run.id, measured_balance(config, measured_run(run.folder).times)
 
 
 def measured_balance(config: RunConfig, times: RankTimes) -> MeasuredBalance:

@@ -14,7 +14,7 @@ from asyncpp_cli.planner.costs.profile_costs import Measured
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import Estimate, estimate
 from asyncpp_cli.planner.layouts import RECOMPUTE
-from asyncpp_cli.planner.stage_times import CostModel
+from asyncpp_cli.planner.shared import CostModel
 from asyncpp_cli.runs.settings import items
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.sites.resources import ranks_of

@@ -2,302 +2,169 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache, partial
+from collections.abc import Mapping, Sequence
+from functools import partial
 from math import inf
-from typing import NamedTuple
 
-from asyncpp_cli.planner.alike import Settings
-from asyncpp_cli.planner.bounds import most_blocks
-from asyncpp_cli.planner.kept import kept
-from asyncpp_cli.planner.planned_memory import (
-    GB,
-    MOST,
-    OF_ACTIONS,
-    fits,
-    held_by_rank,
-    message_sizes,
-    parts_of_stages,
-)
-from asyncpp_cli.planner.representative import (
-    Shape,
-    messages,
-    messages_at_most,
-    represented,
-    without_shards,
-)
-from asyncpp_cli.planner.stage_times import (
-    Asked,
-    CostModel,
-    layout_cuts,
-    own_cut_of,
-    parts_of,
-    recomputing,
-    stage_times,
-    whole_time,
-)
-from asyncpp_cli.planner.step_time import StageTimes
-from optimizers import is_custom
-from stages.config.run_config import RunConfig, changed
+from asyncpp_cli.planner.memory import GB, RankMemory
+from asyncpp_cli.planner.shared import Shared, own_cut_of, recomputing, whole_time
+from stages.config.run_config import RunConfig
 from stages.config.segments import schedule_facts
-from stages.shape.partition import (
-    RankWork,
-    cut_model,
-    cut_of,
-    cut_over_ranks,
-    stage_cost,
-    stage_cuts,
-)
+from stages.shape.partition import RankWork, StageCut, cut_model, cut_over_ranks, stage_cost
 
 WORTH_A_CUT = 0.01
 """Share of the step time that a cut must save to replace the default cut."""
 
 
-def cuts_to_try(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> list[list[float]]:
-    """The run's own cut, if it fits, and others that may fit, or be faster; empty where none fits."""
+def cuts_to_try(config: RunConfig, shared: Shared, *, limit_gb: float | None) -> list[list[float]]:
+    """The run's own cut, if it fits, and others that may fit, or be faster; empty where none fits.
+
+    Args:
+        config: of the run.
+        shared: with its costs.
+        limit_gb: memory of a device, 10^9 bytes; None: its own cut alone.
+    """
     own = own_cut_of(config)
     if limit_gb is None:
         return [own]
-    if sum(most_blocks(config, limit_gb=limit_gb)) < config.model.layers:
+    memory = RankMemory(config, shared)
+    cuts = [own] if memory.fits(own, limit_gb=limit_gb) else []
+    if config.parallel.cut is not None:
+        return cuts
+    if config.parallel.shard_head:
+        others = [cut for cut in _within_shards(config) if memory.fits(cut, limit_gb=limit_gb)]
+    else:
+        others = _Search(config, shared, memory, limit_gb=limit_gb).cuts()
+    return cuts + [cut for cut in others if cut != own]
+
+
+def rank_work(config: RunConfig, shared: Shared, *, may_be_empty: bool = False) -> RankWork:
+    """What halves of blocks cost each rank of a layout, in seconds per micro-batch; `may_be_empty`: the last
+    stage may have the head alone."""
+    rank_of_stage, train = shared.placement(config), config.train
+
+    def found() -> RankWork:
+        parts = shared.parts(config)
+        blocks = tuple(whole_time(block) + recomputing(config, block) for block in parts.blocks)
+        halves = tuple(whole_time(half) + recomputing(config, half) for half in parts.halves)
+        ends = [(stage == 0) * whole_time(parts.embedding) for stage in range(len(rank_of_stage))]
+        ends[-1] += whole_time(parts.head)
+        known: dict[tuple[bool, int, bool], float] = {}
+
+        def cost(stage: int, size: int, within: bool) -> float:
+            key = stage == 0, size, within
+            if key not in known:
+                known[key] = stage_cost(blocks, halves, stage, size, within=within)
+            return known[key] + ends[stage]
+
+        return RankWork(
+            rank_of_stage,
+            cost,
+            together=2,
+            may_be_empty=may_be_empty,
+            alike=lambda stage: (stage == 0, ends[stage]),
+        )
+
+    key = ("work", train.microbatch_size, train.recompute, rank_of_stage, may_be_empty)
+    return shared.once(key, found)
+
+
+def cuts_if_all_fits(config: RunConfig, shared: Shared) -> list[list[float]]:
+    """The cuts among which `estimate` chooses where memory does not matter."""
+    own = own_cut_of(config)
+    if config.parallel.cut is not None:
+        return [own]
+    if config.parallel.shard_head:
+        return [own, *_within_shards(config)]
+    return [own, *_Search(config, shared, None, limit_gb=inf).cuts()]
+
+
+def _within_shards(config: RunConfig) -> list[list[float]]:
+    """The cut within blocks of a layout whose head is in shards: these even out what stages of about equal
+    work differ by. None of several stages per rank."""
+    stages, context = config.parallel.stages, config.data.context
+    if schedule_facts(config).stages != stages:
         return []
-    cuts = [own] if fits(config, own, limit_gb=limit_gb) else []
-    if config.parallel.cut is None:
-        cuts += [cut for cut in _other_cuts(config, costs, limit_gb=limit_gb) if cut != own]
-    return cuts
+    within = cut_model(config.model, stages=stages, context=context, within_blocks=True, has_head=False)
+    return [[cut.size for cut in within]]
 
 
-def times_if_all_fits(config: RunConfig, costs: CostModel) -> dict[tuple[float, ...], StageTimes]:
-    """Times of the stages of the cuts among which `estimate` chooses where memory does not matter."""
-    cuts = [own_cut_of(config)]
-    if config.parallel.cut is None:
-        cuts += _other_cuts(config, costs, limit_gb=inf)
-    return {tuple(cut): stage_times(config, layout_cuts(config, cut), costs) for cut in cuts}
-
-
-def _other_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> Iterator[list[float]]:
-    """Cuts besides the run's own that may fit, or be faster."""
-    if not config.parallel.shard_head:
-        for halves in _fitting_cuts(config, costs, limit_gb=limit_gb):
-            yield [cut.size for cut in stage_cuts([size / 2 for size in halves])]
-    elif (stages := schedule_facts(config).stages) == config.parallel.stages:
-        # Shards of the head even out what stages of about equal work differ by.
-        context = config.data.context
-        within = cut_model(config.model, stages=stages, context=context, within_blocks=True, has_head=False)
-        yield [cut.size for cut in within]
-
-
-def _fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> tuple[tuple[int, ...], ...]:
-    """Of the cuts that fit, the one whose slowest rank is fastest, as halves of blocks in each stage: first
-    of whole blocks, if one fits; then where the first stage of each rank may begin or end within a block, and
-    the last of all have no block, if that rank is faster by `WORTH_A_CUT`."""
-    rank_of_stage = represented(without_shards(config)).rank_of_stage
-    parts = parts_of(Asked.of(config, costs))
-    ends = [(stage == 0) * whole_time(parts.embedding) for stage in range(len(rank_of_stage))]
-    ends[-1] += whole_time(parts.head)
-    work = Work(
-        tuple(whole_time(block) + recomputing(config, block) for block in parts.blocks),
-        tuple(whole_time(half) + recomputing(config, half) for half in parts.halves),
-        tuple(ends),
-        rank_of_stage,
-    )
-    if limit_gb == inf:
-        return _kept(_Search(work, limit_gb, None, None, config))
-    search = _Search(work, limit_gb, Settings(config), Shape.of(config), config)
-    # Code of the user's own may have changed.
-    return (_searched if is_custom(config.optimizer.name) else _kept)(search)
-
-
-class Work(NamedTuple):
-    """What the stages of a layout compute, in seconds."""
-
-    blocks: tuple[float, ...]
-    halves: tuple[float, ...]
-    """Of blocks."""
-    ends: tuple[float, ...]
-    """What the ends of the model add to each stage."""
-    rank_of_stage: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class _Search:
-    """What the cuts that fit depend on, as key of a cache."""
+    """The search for cuts of a layout with the whole head in its last stage; `memory`: None: all fit."""
 
-    work: Work
-    limit_gb: float
-    settings: Settings | None
-    """This and the shape: None where everything fits."""
-    shape: Shape | None
-    config: RunConfig = field(compare=False, repr=False)
+    def __init__(
+        self, config: RunConfig, shared: Shared, memory: RankMemory | None, *, limit_gb: float
+    ) -> None:
+        self.config, self.shared, self.memory, self.limit_gb = config, shared, memory, limit_gb
+        self.rank_of_stage = shared.placement(config)
+        self.ranks, self.halves = config.parallel.stages, 2 * config.model.layers
 
+    def cuts(self) -> list[list[float]]:
+        """Blocks of each stage in the cut that fits and whose slowest rank is fastest: first of whole blocks,
+        if one fits; then where the first stage of each rank may begin or end within a block, and the last of
+        all have no block, if that rank is faster by `WORTH_A_CUT`."""
+        found: list[list[float]] = []
+        whole, fast_enough = self._fastest(step=2), inf
+        if whole is not None:
+            found.append([size / 2 for size in whole])
+            works = self._works(whole)
+            fast_enough = (1 - WORTH_A_CUT) * max(works)
+            if sum(works) / self.ranks > fast_enough:
+                return found
+        if self.rank_of_stage[: self.ranks] == tuple(range(self.ranks)):
+            within = self._fastest(step=1, fast_enough=fast_enough)
+            if within is not None:
+                found.append([size / 2 for size in within])
+        return found
 
-def _searched(search: _Search) -> tuple[tuple[int, ...], ...]:
-    work, rank_of_stage, halves = search.work, search.work.rank_of_stage, len(search.work.halves)
-    ranks = max(rank_of_stage) + 1
-    cost = _rank_work(work, may_be_empty=False).stage_cost
-    room = None if search.limit_gb == inf else _Room(search.config, limit_gb=search.limit_gb)
-
-    def works_of(cut: Sequence[int]) -> list[float]:
-        works, before = [0.0] * ranks, 0
+    def _works(self, cut: Sequence[int]) -> list[float]:
+        works, before = [0.0] * self.ranks, 0
+        cost = rank_work(self.config, self.shared).stage_cost
         for stage, size in enumerate(cut):
-            works[rank_of_stage[stage]] += cost(stage, size, before % 2 == 1)
+            works[self.rank_of_stage[stage]] += cost(stage, size, before % 2 == 1)
             before += size
         return works
 
-    def found(*, step: int, may_be_empty: bool = False, fast_enough: float = inf) -> Sequence[int] | None:
-        # The fastest of all, or of those that fit without messages, is the fastest that fits, if it does.
-        cut: Sequence[int] | None = _fastest_cut(work, step, may_be_empty)
-        if cut is None or max(works_of(cut)) > fast_enough:
+    def _fastest(self, *, step: int, fast_enough: float = inf) -> Sequence[int] | None:
+        """Halves of blocks in each stage: of all cuts the fastest, if that fits, or of those that fit."""
+        work = rank_work(self.config, self.shared, may_be_empty=step == 1)
+        train = self.config.train
+        key = ("fastest", train.microbatch_size, train.recompute, self.rank_of_stage, step)
+        search = partial(cut_over_ranks, items=self.halves, work=work, step=step)
+        cut = self.shared.once(key, lambda: search(fits=None))
+        if cut is None or max(self._works(cut)) > fast_enough:
             return None
-        if room is None or room.has_all(cut, step=step):
+        memory = self.memory
+        if memory is None or memory.fits([size / 2 for size in cut], limit_gb=self.limit_gb):
             return cut
 
-        def fits(sizes: Mapping[int, int], within: bool, *, held: Sequence[int]) -> bool:
+        def fits(messages: Sequence[int], sizes: Mapping[int, int], within: bool) -> bool:
             first = min(sizes)
-            works = (cost(stage, size, within and stage == first) for stage, size in sizes.items())
-            return sum(works) <= fast_enough and room.has(sizes, within, held)
+            works = (work.stage_cost(stage, size, within and stage == first) for stage, size in sizes.items())
+            return sum(works) <= fast_enough and self._has_room(memory, sizes, within, messages)
 
-        of_ranks = _rank_work(work, may_be_empty=may_be_empty)
-        search = partial(cut_over_ranks, items=halves, work=of_ranks, step=step)
-        cut = search(fits=partial(fits, held=[0] * ranks))
-        if cut is None or room.has_all(cut, step=step):
+        cut = search(fits=partial(fits, [0] * self.ranks))
+        if cut is None or memory.fits([size / 2 for size in cut], limit_gb=self.limit_gb):
             return cut
-        return search(fits=partial(fits, held=messages(*room.of_messages)))
+        return search(fits=partial(fits, memory.messages))
 
-    cuts: list[tuple[int, ...]] = []
-    whole, fast_enough = found(step=2), inf
-    if whole is not None:
-        cuts.append(tuple(whole))
-        works = works_of(whole)
-        fast_enough = (1 - WORTH_A_CUT) * max(works)
-        if sum(works) / ranks > fast_enough:
-            return tuple(cuts)
-    if rank_of_stage[:ranks] == tuple(range(ranks)):
-        within = found(step=1, may_be_empty=True, fast_enough=fast_enough)
-        if within is not None:
-            cuts.append(tuple(within))
-    return tuple(cuts)
-
-
-_kept = kept(_searched)
-
-
-class _Room:
-    """Whether stages fit a memory: each part of it grows linearly with the blocks of a stage, up to its bound
-    in `MOST`.
-
-    Raises:
-        schedules.ScheduleError: the schedule cannot be built for these numbers.
-    """
-
-    def __init__(self, config: RunConfig, *, limit_gb: float) -> None:
-        self.config, self.limit_gb = config, limit_gb
-        self.run = represented(Shape.of(config))
-        self.of_messages = Shape.of(config), message_sizes(config)
-        self.at_most = messages_at_most(*self.of_messages)
-        stages = len(self.run.rank_of_stage)
-        self.one_block, self.two_blocks = (self._held_by([size] * stages) for size in (1, 2))
-        dense = config.model.dense_layers
-        self.two_dense = self._held_by([2] * stages, dense=True) if dense else self.two_blocks
-
-    def _held_by(self, sizes: Sequence[float], *, dense: bool = False) -> list[dict[str, int]]:
-        return [_summed(parts) for parts in parts_of_stages(_alike(self.config, dense=dense), sizes)]
-
-    @cached_property
-    def _shifted(self) -> list[dict[str, int]]:
-        """All stages but the first begin within a block."""
-        return self._held_by([1.5, *[1] * (len(self.one_block) - 1)])
-
-    @cached_property
-    def _uneven(self) -> list[dict[str, int]]:
-        """Every second stage begins within a block, and all have a half more."""
-        return self._held_by([1.5] * len(self.one_block))
-
-    def has_all(self, cut: Sequence[int], *, step: int) -> bool:
-        """Whether all ranks fit, whatever messages they hold."""
-        before, rank_of_stage = 0, self.run.rank_of_stage
-        for rank in range(self.config.parallel.stages):
-            sizes = {stage: size for stage, size in enumerate(cut) if rank_of_stage[stage] == rank}
-            if not self.has(sizes, step == 1 and before % 2 == 1, self.at_most):
+    def _has_room(
+        self, memory: RankMemory, sizes: Mapping[int, int], within: bool, messages: Sequence[int]
+    ) -> bool:
+        """Whether a rank fits with so many halves of blocks in its stages, the first of which begins within a
+        block or not."""
+        first, last = min(sizes), len(self.rank_of_stage) - 1
+        dense = 2 * self.config.model.dense_layers if self.config.model.experts else 0
+        cuts = {}
+        for stage in sorted(sizes):
+            # Where it begins does not matter, but for blocks of another kind.
+            start = 0 if stage == 0 else dense + (within and stage == first)
+            if stage == last and stage > 0:
+                start = self.halves - sizes[stage]
+            if not 0 <= start <= self.halves - sizes[stage]:
                 return False
-            before += sum(sizes.values())
-        return True
-
-    def has(self, sizes: Mapping[int, int], within: bool, messages: Sequence[int]) -> bool:
-        """Whether a rank fits.
-
-        Args:
-            sizes: halves of blocks in each of its stages.
-            within: whether its first stage begins within a block.
-            messages: bytes that each rank holds.
-        """
-        first = min(sizes)
-        kept = {
-            stage: self._parts_of(stage, sizes[stage], within and stage == first) for stage in sorted(sizes)
-        }
-        rank = self.run.rank_of_stage[first]
-        held = sum(held_by_rank(kept, self.run, rank).values())
+            halves = range(start, start + sizes[stage])
+            cuts[stage] = StageCut(halves=halves, has_embedding=stage == 0, has_head=stage == last)
+        rank = self.rank_of_stage[first]
+        held = sum(memory.of_rank(rank, cuts).values())
         return held + messages[rank] <= self.limit_gb * GB
-
-    def _parts_of(self, stage: int, size: int, within: bool) -> dict[str, float]:
-        whole, half = divmod(size, 2)
-        dense = min(whole, self.config.model.dense_layers) if stage == 0 else 0
-        held = {}
-        for kind, first in self.one_block[stage].items():
-            two = self.two_blocks[stage][kind]
-            total = first + (whole - 1) * (two - first) - dense * (two - self.two_dense[stage][kind]) / 2
-            if within or half:
-                divided = max(0, self._shifted[stage][kind] - first) if stage else 0
-                known = self._uneven[stage][kind] - first - stage % 2 * divided
-                # An MLP more where the stage begins within a block, else an attention.
-                more = known if within == (stage % 2 == 1) else two - first - known
-                total += within * divided + half * more
-            held[kind] = min(total, MOST.get(kind, inf))
-        return held
-
-
-def _summed(parts: dict[str, int]) -> dict[str, int]:
-    """Parts of a stage, with one for all that lasts and has no bound."""
-    summed = {"lasting": 0}
-    for kind, size in parts.items():
-        if kind in OF_ACTIONS or kind in MOST:
-            summed[kind] = size
-        else:
-            summed["lasting"] += size
-    return summed
-
-
-@lru_cache(maxsize=256)
-def _rank_work(work: Work, *, may_be_empty: bool) -> RankWork:
-    @cache
-    def cost_of(first: bool, end: float, size: int, within: bool) -> float:
-        return stage_cost(work.blocks, work.halves, int(not first), size, within=within) + end
-
-    return RankWork(
-        work.rank_of_stage,
-        lambda stage, size, within: cost_of(stage == 0, work.ends[stage], size, within),
-        together=2,
-        may_be_empty=may_be_empty,
-        alike=lambda stage: (stage == 0, work.ends[stage]),
-    )
-
-
-@lru_cache(maxsize=1024)
-def _fastest_cut(work: Work, step: int, may_be_empty: bool) -> tuple[int, ...] | None:
-    """Halves of blocks in each stage where everything fits."""
-    of_ranks = _rank_work(work, may_be_empty=may_be_empty)
-    cut = cut_over_ranks(items=len(work.halves), work=of_ranks, fits=None, step=step)
-    return None if cut is None else tuple(cut)
-
-
-def _alike(config: RunConfig, *, dense: bool) -> RunConfig:
-    """The same model with all of its blocks dense, or none of them that may have experts, and as many as any
-    hypothetical cut has."""
-    layers = 2 * len(cut_of(config))
-    return changed(
-        config,
-        {
-            "model.dense_layers": layers if dense else 0,
-            "model.layers": layers if config.model.experts else 4,
-        },
-    )

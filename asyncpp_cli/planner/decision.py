@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from multiprocessing import get_context
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
+from typing import Any
 
 import schedules
 from asyncpp_cli.base.errors import UserError
@@ -16,11 +17,9 @@ from asyncpp_cli.base.progress import shown
 from asyncpp_cli.base.worker import exit_with_parent
 from asyncpp_cli.planner.estimate import Estimate, losses
 from asyncpp_cli.planner.fsdp import Sharded, best_sharded
-from asyncpp_cli.planner.kept import keeping
-from asyncpp_cli.planner.layouts import CONSIDERED, layouts
-from asyncpp_cli.planner.ranking import best_first
-from asyncpp_cli.planner.representative import Shape, delay_of
-from asyncpp_cli.planner.stage_times import CostModel
+from asyncpp_cli.planner.layouts import CONSIDERED
+from asyncpp_cli.planner.rank import best_first, delay_of
+from asyncpp_cli.planner.shared import CostModel, Shared
 from stages.config.run_config import RunConfig
 
 KINDS = ("synchronous", "delay 1", "more delay")
@@ -38,9 +37,12 @@ class Best:
     """The best layout of a kind."""
 
     layout: Estimate | Sharded
-    losses: dict[str, float]
-    """Shares of the step that it loses, as `losses` in `asyncpp_cli.planner.estimate` has them; of FSDP what
-    its exchanges cost (`network`)."""
+
+    @cached_property
+    def losses(self) -> dict[str, float]:
+        """Shares of the step that it loses, as `losses` in `asyncpp_cli.planner.estimate` has them; of FSDP
+        what its exchanges cost (`network`)."""
+        return losses(self.layout) if isinstance(self.layout, Estimate) else {"network": self.layout.lost}
 
     @property
     def seconds(self) -> float:
@@ -107,7 +109,7 @@ def sharded_best(
 ) -> Best | None:
     """The faster one of FSDP and HSDP, if one fits and links are known."""
     found = best_sharded(base, gpus=gpus, tokens_per_step=tokens_per_step, costs=costs, limit_gb=limit_gb)
-    return Best(layout=found[0], losses={"network": found[0].lost}) if found else None
+    return Best(layout=found[0]) if found else None
 
 
 def decision_map(
@@ -169,7 +171,6 @@ def _start_worker() -> None:
     exit_with_parent()
 
 
-@keeping()
 def _points(
     base: RunConfig,
     gpus: int,
@@ -183,6 +184,7 @@ def _points(
     """The points of a number of GPUs, and why one of them has no layout."""
     known: dict[tuple[int, bool], dict[str, Best | None]] = {}
     refusal: UserError | None = None
+    shared = Shared(costs)
 
     def best(tokens: int, *, synchronous_alone: bool) -> dict[str, Best | None]:
         nonlocal refusal
@@ -192,7 +194,7 @@ def _points(
         kinds = [name for name in names if schedules.is_synchronous(name) or not synchronous_alone]
         try:
             found = best_layouts(
-                base, gpus=gpus, tokens_per_step=tokens, names=kinds, costs=costs, limit_gb=limit_gb
+                base, shared, gpus=gpus, tokens_per_step=tokens, names=kinds, limit_gb=limit_gb
             )
         except UserError as error:
             refusal, found = error, dict.fromkeys(KINDS)
@@ -223,14 +225,14 @@ def _points(
 
 def best_layouts(
     base: RunConfig,
+    shared: Shared,
     *,
     gpus: int,
     tokens_per_step: int,
     names: Collection[str],
-    costs: CostModel,
     limit_gb: float,
 ) -> dict[str, Best | None]:
-    """For each of `KINDS`, the first of the pipelines of `ranked` that fits.
+    """For each of `KINDS`, the first of the pipelines of `best_first` that fits.
 
     One of more delay that is no faster than the others is left out.
 
@@ -238,26 +240,35 @@ def best_layouts(
         UserError: there is no layout.
     """
     best: dict[str, Estimate] = {}
+    missing = {KINDS[0]} if all(map(schedules.is_synchronous, names)) else set(KINDS[:2])
 
     def wanted(config: RunConfig) -> bool:
-        # No slower one of its kind, and none of more delay that is slower than another kind.
-        kind = _kind(delay_of(Shape.of(config)))
-        return not (best.keys() & (set(KINDS) if kind == KINDS[2] else {kind}))
+        delay = delay_of(config)
+        return delay is None or is_wanted(best, delay)
 
-    missing = {KINDS[0]} if all(map(schedules.is_synchronous, names)) else set(KINDS[:2])
-    configs = layouts(base, gpus=gpus, tokens_per_step=tokens_per_step, names=names)
-    for layout in best_first(configs, costs=costs, limit_gb=limit_gb, wanted=wanted, fitting_only=True):
-        if wanted(layout.config):
-            best[_kind(layout.delay)] = layout
+    asked: dict[str, Any] = {
+        "gpus": gpus,
+        "tokens_per_step": tokens_per_step,
+        "names": names,
+        "limit_gb": limit_gb,
+    }
+    for layout in best_first(base, shared, **asked, wanted=wanted, fitting_only=True):
+        if is_wanted(best, layout.delay):
+            best[kind_of_delay(layout.delay)] = layout
         if missing <= best.keys():
             break
-    return {
-        kind: Best(layout=best[kind], losses=losses(best[kind], costs)) if kind in best else None
-        for kind in KINDS
-    }
+    return {kind: Best(layout=best[kind]) if kind in best else None for kind in KINDS}
 
 
-def _kind(delay: int) -> str:
+def is_wanted(best: Mapping[str, Estimate], delay: int) -> bool:
+    """Whether a layout of a delay, no faster than the best so far of each kind, may be the best of its own:
+    none of its kind is known, and of more delay none of any."""
+    kind = kind_of_delay(delay)
+    return not (best.keys() & (set(KINDS) if kind == KINDS[2] else {kind}))
+
+
+def kind_of_delay(delay: int) -> str:
+    """One of `KINDS`."""
     return KINDS[min(delay, 2)]
 
 

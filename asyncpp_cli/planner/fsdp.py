@@ -17,11 +17,11 @@ from operator import add
 
 from asyncpp_cli.planner.costs.links import NOTHING, Exchange, Links
 from asyncpp_cli.planner.costs.roofline import PartTimes, Roofline
-from asyncpp_cli.planner.layouts import LARGEST_MICROBATCH, RECOMPUTE, layout
-from asyncpp_cli.planner.planned_memory import GB
+from asyncpp_cli.planner.layouts import LARGEST_MICROBATCH, RECOMPUTE, Variant, layout
+from asyncpp_cli.planner.memory import GB
+from asyncpp_cli.planner.programs import StepTime
 from asyncpp_cli.planner.sharding import Sharding, by_rule, memory, owned
-from asyncpp_cli.planner.stage_times import CostModel
-from asyncpp_cli.planner.step_time import StepTime
+from asyncpp_cli.planner.shared import CostModel, recomputing
 from stages.config.run_config import RunConfig, tokens_per_step
 from stages.memory.estimate import sizes
 from stages.shape.families import describe
@@ -168,7 +168,7 @@ def fsdp_layouts(
         several = (True, False) if sequences > size else (True,)
         for again in recompute:
             counts = {"microbatches": sequences // size, "size": size}
-            config = layout(base, "1f1b", stages=1, data=gpus, recompute=again, **counts)
+            config = layout(base, Variant("1f1b"), stages=1, data=gpus, recompute=again, **counts)
             for (ranks, replicas), reshard, each in product(groups, (True, False), several):
                 how = Sharding(ranks=ranks, replicas=replicas, reshard=reshard, reduce_each=each)
                 found.append(sharded(config, how, costs, links, update=updates[ranks]))
@@ -228,7 +228,7 @@ def units_of(
             unit(
                 part,
                 block.parameter_count,
-                {"none": 0.0, "selective": part.cheap, "full": part.forward}[config.train.recompute],
+                recomputing(config, part),
             )
             for part, block in zip(times.blocks, spec.blocks, strict=True)
         ],

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import schedules
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.planner.balance import efficiency
 from asyncpp_cli.planner.cuts import WORTH_A_CUT
-from asyncpp_cli.planner.representative import smallest_delay
 from stages.config.limits import ConfigError
 from stages.config.run_config import RunConfig, ScheduleConfig
 from stages.config.segments import schedule_options
@@ -64,30 +64,12 @@ def layouts(
         for size in (2**power for power in range(LARGEST_MICROBATCH.bit_length())):
             if sequences % size:
                 break
-            variants = _variants(
-                names,
-                stages=stages,
-                data=gpus // stages,
-                layers=base.model.layers,
-                microbatches=sequences // size,
-                shard_head=gains_by_shards,
-            )
-            for variant in variants:
-                for recompute in RECOMPUTE:
-                    empty = False
-                    yield layout(
-                        base,
-                        variant.name,
-                        stages=stages,
-                        data=gpus // stages,
-                        microbatches=sequences // size,
-                        size=size,
-                        recompute=recompute,
-                        chunks=variant.chunks,
-                        ahead=variant.ahead,
-                        split=variant.split,
-                        shard_head=variant.shard_head,
-                    )
+            counts = {"stages": stages, "data": gpus // stages, "microbatches": sequences // size}
+            for variant, recompute in product(
+                _variants(names, layers=base.model.layers, shard_head=gains_by_shards, **counts), RECOMPUTE
+            ):
+                empty = False
+                yield layout(base, variant, size=size, recompute=recompute, **counts)
     if empty:
         raise UserError(
             f"--tokens-per-step {tokens_per_step}: no layout of {gpus} GPUs reads as many in sequences of "
@@ -135,7 +117,9 @@ def _variants(
                 continue
             for split in (False, True) if "split" in schedule.options else (False,):
                 delays = [
-                    smallest_delay(name, stages=stages, microbatches=microbatches, ahead=ahead, split=split)
+                    schedules.smallest_delay(
+                        name, stages=stages, microbatches=microbatches, ahead=ahead, split=split
+                    )
                     for ahead in (1, FURTHER_AHEAD)
                 ]
                 aheads = [1]
@@ -155,39 +139,35 @@ def _delays_all_together(name: str) -> bool:
 
 def layout(
     base: RunConfig,
-    name: str,
+    variant: Variant,
     *,
     stages: int,
     data: int,
     microbatches: int,
     size: int,
     recompute: str,
-    chunks: int = 1,
-    ahead: int = 1,
-    split: bool = False,
-    shard_head: bool = False,
 ) -> RunConfig:
     """`base` in this layout, with the settings that its schedule requires."""
-    schedule = schedules.find(name)
-    own: dict[str, Any] = {"chunks": chunks, "ahead": ahead, "split": split}
+    schedule = schedules.find(variant.name)
+    own: dict[str, Any] = {"chunks": variant.chunks, "ahead": variant.ahead, "split": variant.split}
     options = {
         name: getattr(ScheduleConfig, name) for name, option in schedules.OPTIONS.items() if not option.shared
     } | own
-    named = replace(base.schedule, name=name, microbatches=microbatches, **options)
-    delay = smallest_delay(
-        name,
+    named = replace(base.schedule, name=variant.name, microbatches=microbatches, **options)
+    delay = schedules.smallest_delay(
+        variant.name,
         stages=stages,
         microbatches=microbatches,
-        shard_head=shard_head,
+        shard_head=variant.shard_head,
         **schedule_options(replace(base, schedule=named)),
     )
     clip = base.train.clip
     if clip == "global" and not schedule.updates_together:
         clip = "stage"
-    config = replace(
+    return replace(
         base,
         schedule=replace(named, delay=delay),
-        parallel=replace(base.parallel, stages=stages, data=data, cut=None, shard_head=shard_head),
+        parallel=replace(base.parallel, stages=stages, data=data, cut=None, shard_head=variant.shard_head),
         train=replace(
             base.train,
             microbatch_size=size,
@@ -196,8 +176,8 @@ def layout(
             if not schedule.updates_together and base.train.clip == "global"
             else base.train.clip,
         ),
+        error_feedback=replace(base.error_feedback, coefficient=0.0)
+        if schedule.synchronous
+        else base.error_feedback,
+        correction=type(base.correction)() if schedule.synchronous else base.correction,
     )
-    if not schedule.synchronous:
-        return config
-    feedback = replace(base.error_feedback, coefficient=0.0)
-    return replace(config, error_feedback=feedback, correction=type(base.correction)())

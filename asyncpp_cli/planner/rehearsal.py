@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from asyncpp_cli.base.atomic_files import write_output
-from asyncpp_cli.planner.planned_memory import GB, OF_THE_DEVICE, planned_memory
+from asyncpp_cli.planner.memory import GB, OF_THE_DEVICE, planned_memory
 from stages.config.run_config import RunConfig
 from stages.config.segments import segment_program, sync_steps
 from stages.rehearsal.rank import Rehearsal, rehearse_rank

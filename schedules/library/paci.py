@@ -32,6 +32,5 @@ PACI = Schedule(
     description="1f1b never flushed; stages update on their own, one version, no stash",
     program=paci,
     synchronous=False,
-    unflushed=True,
     default_interval=lambda microbatches: microbatches,
 )

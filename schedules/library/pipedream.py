@@ -48,7 +48,6 @@ PIPEDREAM = Schedule(
     description="1f1b never flushed; stages update on their own, weights stashed",
     program=pipedream,
     synchronous=False,
-    unflushed=True,
     default_interval=_after_every_backward,
 )
 
@@ -57,7 +56,6 @@ PIPEDREAM_UNSTASHED = Schedule(
     description="pipedream without stash: the backward reads the newest weights",
     program=pipedream_unstashed,
     synchronous=False,
-    unflushed=True,
     default_interval=_after_every_backward,
     planned=False,  # paci with an update after every backward
 )

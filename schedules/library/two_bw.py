@@ -53,6 +53,5 @@ TWO_BW = Schedule(
     description="1f1b never flushed; weights d updates old at every stage",
     program=two_bw,
     synchronous=False,
-    unflushed=True,
     lead=lead,
 )

@@ -11,7 +11,7 @@ from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import Estimate, estimate
-from asyncpp_cli.planner.layouts import layout
+from asyncpp_cli.planner.layouts import Variant, layout
 from schedules import analyze
 from stages.config.run_config import RunConfig, changed
 from stages.config.segments import segment_program
@@ -29,11 +29,12 @@ def layout_of(
     data: int = 1,
     microbatches: int = 16,
     recompute: str = "none",
+    size: int = 1,
     **options: Any,
 ) -> RunConfig:
     """A layout of a model with changed settings; of micro-batches of one sequence unless `size` says more."""
-    sizes = {"stages": stages, "data": data, "microbatches": microbatches, "recompute": recompute}
-    return layout(base_of(model, list(changes)).config, schedule, **{"size": 1, **sizes, **options})
+    sizes: Any = {"stages": stages, "data": data, "microbatches": microbatches, "recompute": recompute}
+    return layout(base_of(model, list(changes)).config, Variant(schedule, **options), size=size, **sizes)
 
 
 def planned(config: RunConfig) -> Estimate:

@@ -96,7 +96,7 @@ def rehearse(
 def _show(title: str, compared: list[ComparedRank]) -> bool:
     """Print a cell's ranks and what was found of them; returns whether nothing was."""
     from asyncpp_cli.base.console import show_line, show_table
-    from asyncpp_cli.planner.planned_memory import GB
+    from asyncpp_cli.planner.memory import GB
 
     rows, lines = [], dict[str, list[int]]()
     notes = dict.fromkeys(note for each in compared for note in each.found.notes)

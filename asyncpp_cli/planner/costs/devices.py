@@ -46,6 +46,9 @@ class Device:
     """Bandwidth to another GPU of the node in one direction, 10^9 bytes per second: by default PCIe 4.0."""
     node_gpus: int = 8
     """GPUs of a node."""
+    shares_adapter: bool = False
+    """Whether a node has one adapter, of whose rate `network_gbs` is the share of each of its GPUs; otherwise
+    each GPU has its own."""
     matrix_share: float = 0.65
     """Share of the peak that large matrix products reach. Of an H100 and an A100, as the next, it fits the
     published speeds in docs/plan.md; of others it is a guess."""

@@ -110,7 +110,7 @@ class Measured:
         """0: not measured."""
         return 0.0
 
-    def message(self, config: RunConfig) -> float:
+    def message(self, config: RunConfig, sender: int, receiver: int) -> float:
         """`message_seconds` of the file."""
         return float(self.content["message_seconds"])
 

@@ -146,8 +146,7 @@ class Roofline:
     def reduction(self, config: RunConfig, parameters: int) -> float:
         """Reduce-scatter of a stage's gradients and all-gather of its new weights over the data ranks."""
         within = fits_a_node(config.parallel.data, self.device.node_gpus)
-        rate = self._within if within else self.device.network_gbs * _GIGA
-        return self._reduced_bytes(config, parameters) / rate
+        return self._reduced_bytes(config, parameters) / (self._within if within else self._adapter(config))
 
     def beside_reduction(self, config: RunConfig, parameters: int) -> float:
         """Seconds that what is computed beside that takes longer, as beside exchanges of FSDP."""
@@ -158,12 +157,24 @@ class Roofline:
         ranks, size = config.parallel.data, sizes(config)
         return parameters * (size.master + size.replica) * (ranks - 1) / ranks
 
-    def message(self, config: RunConfig) -> float:
-        """Sending one stage's activations or gradients to the next: over the network, unless all ranks of the
-        run share a node."""
-        within = config.parallel.stages * config.parallel.data <= self.device.node_gpus
-        rate = self._within if within else self.device.network_gbs * _GIGA
+    def message(self, config: RunConfig, sender: int, receiver: int) -> float:
+        """Sending activations or gradients from one rank of a pipeline to another: over the network, unless
+        they share a node in every pipeline."""
+        node, data = self.device.node_gpus, config.parallel.data
+        within = all(
+            (sender * data + pipeline) // node == (receiver * data + pipeline) // node
+            for pipeline in range(min(data, node))
+        )
+        rate = self._within if within else self._adapter(config)
         return message_bytes(config) / rate + self.device.latency_us * _MICRO
+
+    def _adapter(self, config: RunConfig) -> float:
+        """Rate to other nodes, bytes per second. Of a node's own adapter each of the stages in it has a share
+        for the reductions of its data ranks, and each of the data ranks of one stage for its messages."""
+        device, data = self.device, config.parallel.data
+        users = max(1, device.node_gpus // data) if data > 1 else 1
+        shared = device.node_gpus / users if device.shares_adapter else 1
+        return device.network_gbs * _GIGA * shared
 
     @property
     def _within(self) -> float:

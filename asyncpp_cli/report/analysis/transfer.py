@@ -12,6 +12,7 @@ from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.cells import DEFAULT_GPU, planned_machine
 from asyncpp_cli.planner.decision import KINDS, Best, best_layouts, faster, sharded_best
 from asyncpp_cli.planner.layouts import CONSIDERED
+from asyncpp_cli.planner.shared import Shared
 from asyncpp_cli.report.analysis.verdict import EXAMPLE, UNDECIDED, Verdict, answer_of
 
 
@@ -132,7 +133,8 @@ def transfers(found: Sequence[Verdict], target: Target) -> list[Transfer]:
             "limit_gb": machine.limit_gb,
         }
         names = [name for name in CONSIDERED if schedules.is_synchronous(name)] + list(delayed)
-        best = best_layouts(machine.config, names=names, **run)
+        piped = {key: value for key, value in run.items() if key != "costs"}
+        best = best_layouts(machine.config, Shared(machine.costs), names=names, **piped)
         sharded = sharded_best(machine.config, **run)
         return tokens, faster(best[KINDS[0]], sharded), best[KINDS[1]]
 

@@ -120,7 +120,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
     for work in ("planner.rehearsal.rehearse", "planner.costs.measure.measured_here", "report.build.load"):
         monkeypatch.delattr(f"asyncpp_cli.{work}")
     monkeypatch.delattr("asyncpp_cli.planner.decision.decision_map")
-    monkeypatch.delattr("asyncpp_cli.planner.ranking.ranked")
+    monkeypatch.delattr("asyncpp_cli.planner.rank.best_first")
     monkeypatch.delattr("schedules.build")
     out = tmp_path / "missing" / "out.svg"
     assert refusal(*words(name, out, swept)) == (

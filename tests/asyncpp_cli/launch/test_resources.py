@@ -16,7 +16,7 @@ from support.rows import plain
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch.local_machine import _planned_gb
 from asyncpp_cli.planner.costs.devices import CONTEXT_GB
-from asyncpp_cli.planner.planned_memory import planned_memory
+from asyncpp_cli.planner.memory import planned_memory
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import Machine, Resources, ranks_of, resources_of

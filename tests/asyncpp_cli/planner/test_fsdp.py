@@ -26,7 +26,7 @@ from asyncpp_cli.planner.fsdp import (
     units_of,
     update_seconds,
 )
-from asyncpp_cli.planner.layouts import layout
+from asyncpp_cli.planner.layouts import Variant, layout
 from asyncpp_cli.planner.sharding import Sharding, by_rule
 from stages.config.run_config import ModelConfig, RunConfig, changed
 
@@ -260,7 +260,7 @@ def run_of(row: dict[str, str]) -> RunConfig:
     )
     stages, gpus, microbatches = (int(row[key]) for key in ("stages", "gpus", "microbatches"))
     sizes = {"stages": stages, "data": gpus // stages, "microbatches": microbatches}
-    return layout(config, "1f1b", **sizes, size=int(row["microbatch"]), recompute="none")
+    return layout(config, Variant("1f1b"), **sizes, size=int(row["microbatch"]), recompute="none")
 
 
 def estimated(row: dict[str, str]) -> float:

@@ -18,7 +18,8 @@ from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.decision import KINDS, best_layouts, decision_map, faster, sharded_best
 from asyncpp_cli.planner.layouts import CONSIDERED
-from asyncpp_cli.planner.ranking import ranked
+from asyncpp_cli.planner.rank import best_first
+from asyncpp_cli.planner.shared import Shared
 
 
 @pytest.mark.parametrize(
@@ -27,9 +28,10 @@ from asyncpp_cli.planner.ranking import ranked
 @pytest.mark.slow
 def test_a_point_has_the_layouts_of_plan(model: str, gpus: int, tokens: int, limit: float) -> None:
     base = base_of(model, []).config
-    settings = {"gpus": gpus, "tokens_per_step": tokens, "names": CONSIDERED, "costs": COSTS}
-    found = best_layouts(base, **settings, limit_gb=limit)
-    listed = [one for one in ranked(base, **settings, limit_gb=limit) if one.memory_gb <= limit]
+    settings = {"gpus": gpus, "tokens_per_step": tokens, "names": CONSIDERED, "limit_gb": limit}
+    shared = Shared(COSTS)
+    found = best_layouts(base, shared, **settings)
+    listed = [one for one in best_first(base, shared, **settings) if one.memory_gb <= limit]
     for number, kind in enumerate(KINDS[:2]):
         best = found[kind]
         assert best.layout == next(one for one in listed if one.delay == number)
@@ -52,9 +54,9 @@ def test_the_readme_says_what_is_planned() -> None:
     limit = COSTS.device.usable_gb
     slow = replace(COSTS.device, network_gbs=int(slow_gbit) / 8)
     for costs, expected in ((COSTS, share), (Roofline(slow), slow_share)):
-        settings = {"gpus": int(gpus), "tokens_per_step": int(tokens.replace(",", "")), "costs": costs}
-        best = best_layouts(base, **settings, names=CONSIDERED, limit_gb=limit)
-        sharded = sharded_best(base, **settings, limit_gb=limit)
+        settings = {"gpus": int(gpus), "tokens_per_step": int(tokens.replace(",", "")), "limit_gb": limit}
+        best = best_layouts(base, Shared(costs), **settings, names=CONSIDERED)
+        sharded = sharded_best(base, costs=costs, **settings)
         assert faster(best["synchronous"], sharded) == sharded
         assert round(100 * (sharded.seconds / best["delay 1"].seconds - 1)) == int(expected)
 

@@ -10,12 +10,11 @@ from support.planned import COSTS, layout_of
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.devices import CONTEXT_GB
 from asyncpp_cli.planner.estimate import estimate
+from asyncpp_cli.planner.memory import OF_THE_DEVICE
 from asyncpp_cli.planner.peak_memory import NCCL_BUFFER, communicator_bytes
-from asyncpp_cli.planner.planned_memory import OF_THE_DEVICE
-from asyncpp_cli.planner.stage_times import stage_times
+from asyncpp_cli.planner.shared import Shared, own_cut_of
 from schedules.messages import RankLinks
 from stages.config.run_config import RunConfig, changed
-from stages.shape.partition import cut_of
 
 RESULTS = ROOT / "benchmarks" / "results"
 NAME = "h100-2026-11-26"
@@ -53,7 +52,7 @@ def test_a_stage_measured_alone_is_as_fast_as_its_kernels_are_planned() -> None:
     assert len(rows) == 3
     for row in rows:
         config, stage = run_of(row)
-        times = stage_times(config, cut_of(config), COSTS)
+        times = Shared(COSTS).times(config, own_cut_of(config))
         seconds = 16 * (times.forward[stage] + times.backward[stage]) + times.update[stage]
         without_zeros = float(row["tokens_per_second"]) / (1 - 240 / 2200)
         speed = 16 * int(row["microbatch_tokens"]) / seconds

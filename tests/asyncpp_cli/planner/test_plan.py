@@ -19,19 +19,17 @@ from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.template import load
 from asyncpp_cli.planner.balance import efficiency
 from asyncpp_cli.planner.base_config import base_of
-from asyncpp_cli.planner.bounds import in_flight, least_seconds, most_blocks
 from asyncpp_cli.planner.cells import estimate_key
 from asyncpp_cli.planner.costs.devices import CONTEXT_GB, DEVICES
 from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes, Roofline
-from asyncpp_cli.planner.cuts import WORTH_A_CUT, _other_cuts
-from asyncpp_cli.planner.estimate import Estimate, estimate, fitting, losses, own_estimate
+from asyncpp_cli.planner.cuts import WORTH_A_CUT, cuts_to_try
+from asyncpp_cli.planner.estimate import Estimate, estimate, estimate_fitting, losses, own_estimate
 from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layouts
-from asyncpp_cli.planner.planned_memory import OF_THE_DEVICE, links_of
-from asyncpp_cli.planner.ranking import _possible, ranked
-from asyncpp_cli.planner.representative import Shape, delay_of, is_tieable, messages, messages_at_most
+from asyncpp_cli.planner.memory import OF_THE_DEVICE, RankMemory
+from asyncpp_cli.planner.rank import best_first, delay_of, least_seconds, least_with
+from asyncpp_cli.planner.shared import Found, Shared
 from asyncpp_cli.runs.settings import with_settings
 from schedules import ScheduleError, find, is_synchronous
-from schedules.messages import Kind
 from stages.config.run_config import RunConfig, changed, tokens_per_step
 from stages.config.segments import segment_program
 from stages.memory.estimate import course_of, sizes, stage_memory
@@ -99,40 +97,42 @@ def test_the_first_layouts_are_those_of_all_sorted(
     monkeypatch: pytest.MonkeyPatch, model: str, changed: list[str], gpus: int, tokens: int, limit: float
 ) -> None:
     base = base_of(model, changed).config
+    shared = Shared(COSTS)
     every: list[Estimate] = []
     for config in layouts(base, gpus=gpus, tokens_per_step=tokens):
         with suppress(ScheduleError):
-            tieable = config.parallel.shard_head or is_tieable(Shape.of(config))
-            if tieable or not base.model.tied:
-                every.append(estimate(config, COSTS, limit_gb=limit))
+            memory = RankMemory(config, shared)
+            possible = not (base.model.tied and not memory.program.is_tieable)
+            if possible and not memory.needs_too_many_queues:
+                found = estimate_fitting(config, shared, limit_gb=limit) or own_estimate(config, shared)
+                every.append(found)
+                assert delay_of(config) in (None, found.delay)
+                assert (1 - 1e-9) * least_seconds(config, shared) <= found.step.seconds
+                times = shared.times(config, found.cut)
+                assert (1 - 1e-9) * least_with(config, shared, times) <= found.step.seconds
+                assert (1 - 1e-9) * memory.program.least_seconds(times) <= found.step.seconds
     every.sort(key=lambda one: (one.memory_gb > limit, one.step.seconds, one.delay, one.memory_gb))
-    for one in every:
-        assert delay_of(Shape.of(one.config)) == one.delay
-        under_way = in_flight(one.config)
-        assert 0.99 * least_seconds(one.config, COSTS) < one.step.seconds
-        assert 0.99 * least_seconds(one.config, COSTS, in_flight=under_way) < one.step.seconds
-        if one.memory_gb <= limit:
-            held = most_blocks(one.config, limit_gb=limit)
-            assert 0.99 * least_seconds(one.config, COSTS, most_blocks=held) < one.step.seconds
     estimated = 0
 
     def counted(*arguments: Any, **options: Any) -> Estimate | None:
         nonlocal estimated
         estimated += 1
-        return fitting(*arguments, **options)
+        return estimate_fitting(*arguments, **options)
 
-    monkeypatch.setattr("asyncpp_cli.planner.ranking.fitting", counted)
-    found = ranked(base, gpus=gpus, tokens_per_step=tokens, names=CONSIDERED, costs=COSTS, limit_gb=limit)
-    first = list(islice(found, 20))
+    monkeypatch.setattr("asyncpp_cli.planner.rank.estimate_fitting", counted)
+    asked = {"gpus": gpus, "tokens_per_step": tokens, "names": CONSIDERED, "limit_gb": limit}
+    in_order = best_first(base, Shared(COSTS), **asked)
+    first = list(islice(in_order, 20))
     assert first == every[:20]
     assert estimated < len(every)
-    assert first + list(found) == every
+    assert first + list(in_order) == every
 
 
 @pytest.mark.slow
 def test_every_layout_is_a_run_that_could_be_trained() -> None:
     base = base_of("360m", ["optimizer=muon"])
-    found = list(ranked(base.config, gpus=4, tokens_per_step=2**13, names=NAMES, costs=COSTS, limit_gb=75))
+    asked = {"gpus": 4, "tokens_per_step": 2**13, "names": NAMES, "limit_gb": 75.0}
+    found = list(best_first(base.config, Shared(COSTS), **asked))
     assert len(found) > 20
     for one in found:
         one.config = changed(one.config, {"model.vocab_size": 50304})  # at least that of any data
@@ -215,9 +215,9 @@ def test_ranks_compute_as_much_of_the_time_as_the_balance_says(
     untied = ("data.context=4096", "model.tied=false")
     for each in found:
         config = layout_of(model, "2bw", *untied, stages=each["stages"], microbatches=64)
-        chosen = fitting(config, MultiplyAdds(), limit_gb=inf)
+        chosen = estimate_fitting(config, Shared(MultiplyAdds()), limit_gb=inf)
         config = changed(config, {"parallel.cut": tuple(each["cut"])})
-        asked = fitting(config, MultiplyAdds(), limit_gb=inf)
+        asked = estimate_fitting(config, Shared(MultiplyAdds()), limit_gb=inf)
         is_worth_it = each["within"] * (1 - WORTH_A_CUT) >= each["whole"]
         for found_cut, share in (
             (chosen, each["within" if is_worth_it else "whole"]),
@@ -236,7 +236,7 @@ def test_a_cut_within_blocks_is_chosen_by_the_memory_that_is_planned_for_it(sche
         even = estimate(config, COSTS, limit_gb=None)
         for share in (0.9, 1, 1.1):
             limit = share * even.memory_gb
-            for cut in _other_cuts(config, COSTS, limit_gb=limit):
+            for cut in cuts_to_try(config, Shared(COSTS), limit_gb=limit):
                 asked = changed(config, {"parallel.cut": tuple(cut)})
                 resolve_schedule(asked)
                 assert estimate(asked, COSTS, limit_gb=None).memory_gb <= limit
@@ -320,7 +320,7 @@ def test_the_best_synchronous_layout_is_shown_and_any_row_becomes_a_template(tmp
     words = (*asked, "--as-template", file, "--row")
     said = succeeded(*words, "4")
     rows = [line.split() for line in said.output.splitlines() if " x " in line and "none" in line]
-    assert "the best 2 pipelines and the best synchronous one and FSDP" in said.output
+    assert "the best 2 pipelines and the best by delay and FSDP" in " ".join(said.output.split())
     assert rows[2][0] == "fsdp,"
     assert "1.00" in rows[2]
     assert "--row 3: fsdp, weights kept is not trained by asyncpp" in refusal(*words, "3")
@@ -379,7 +379,7 @@ def test_what_a_step_loses_to_the_network_is_what_it_takes_longer_than_without()
     planned_for, free = (estimate(config, costs, limit_gb=None) for costs in (slow, fast))
     expected = 1 - free.step.seconds / planned_for.step.seconds
     assert expected > 0.5
-    assert losses(planned_for, slow)["network"] == pytest.approx(expected, rel=1e-6)
+    assert losses(planned_for)["network"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_over_a_slow_link_a_delayed_all_reduce_hides_behind_the_next_step() -> None:
@@ -414,16 +414,13 @@ def test_a_plan_leaves_room_for_cudas_context() -> None:
 def test_a_rank_holds_no_more_messages_than_their_bound(name: str, microbatches: int) -> None:
     chunks = 2 if name == "interleaved-1f1b" else 1
     for stages in (2, 4):
-        shape = Shape.of(layout_of("135m", name, stages=stages, microbatches=microbatches, chunks=chunks))
-        sharded = shape._replace(shard_head=find(name).can_shard_head)
-        both = sharded._replace(tied_shards=sharded.shard_head)
-        of_shards = (3, 3, 3, 8, 1, 3, 3)
-        for one, sizes_of_kinds in ((shape, (7,) * len(Kind)), (sharded, of_shards), (both, of_shards)):
+        for shard_head in (False, find(name).can_shard_head):
+            options = {"microbatches": microbatches, "chunks": chunks, "shard_head": shard_head}
             try:
-                counted = messages(one, sizes_of_kinds)
+                memory = RankMemory(layout_of("135m", name, stages=stages, **options), Found())
             except ScheduleError:
                 continue
-            most = messages_at_most(one, sizes_of_kinds)
+            counted, most = memory.messages, memory.messages_at_most
             assert all(held <= bound for held, bound in zip(counted, most, strict=True))
 
 
@@ -435,17 +432,13 @@ def test_a_limit_between_the_memory_without_and_with_messages_counts_them() -> N
     assert planned_for.exceeds(planned_for.memory_gb - 0.5 * fullest["messages"] / 1e9)
 
 
-def test_a_bound_knows_the_halves_of_blocks_and_what_ranks_can_hold() -> None:
+def test_a_bound_knows_the_halves_of_blocks() -> None:
     """Of 44 blocks on 32 ranks most have three halves, and some of them two MLPs."""
-    config = layout_of("10b", "2bw", stages=32, data=2, microbatches=64)
+    config, shared = layout_of("10b", "2bw", stages=32, data=2, microbatches=64), Shared(COSTS)
     attention, mlp = (half.forward + half.backward for half in COSTS.parts(config).halves[:2])
     assert mlp > 1.1 * attention
-    assert 64 * (attention + 2 * mlp) * 0.995 < least_seconds(config, COSTS)
-    assert least_seconds(config, COSTS) < own_estimate(config, COSTS).step.seconds
-    # 28 halves in the first ranks leave 60 to the last four.
-    held = [0.4] * 28 + [44.0] * 4
-    assert least_seconds(config, COSTS, most_blocks=held) > 64 * 7 * (attention + mlp)
-    assert least_seconds(config, COSTS, most_blocks=[0.4] * 32) == inf
+    assert 64 * (attention + 2 * mlp) * 0.995 < least_seconds(config, shared)
+    assert least_seconds(config, shared) < own_estimate(config, shared).step.seconds
 
 
 ON_CPU = "scheduler: slurm\n"
@@ -485,7 +478,7 @@ def test_every_command_plans_for_the_same_device(
     [cell] = expand(load(str(template), run))
     config = cell.config
     config = changed(config, {"site.device": "cpu" if expected == "cpu" else "cuda"})
-    own = own_estimate(config, COSTS)
+    own = own_estimate(config, Shared(COSTS))
     held = [{kind: round(size) for kind, size in of_rank.items()} for of_rank in own.memory]
 
     what = [*map(str, (template, *run, *changes)), "--gpus", "2", "--schedule", "1f1b"]
@@ -522,13 +515,14 @@ def test_a_layout_with_more_communicators_than_a_gpu_has_queues_is_not_planned(
     """A run of it ends before its first step (`stages.comm.topology.connect`)."""
     chosen = {"stages": stages, "data": 2, "microbatches": 32, "shard_head": True}
     config = layout_of("360m", "2bw-v", "model.tied=true", **chosen)
-    assert _possible(config) != refused
-    assert _possible(replace(config, site=replace(config.site, device="cpu")))
+    assert RankMemory(config, Found()).needs_too_many_queues == refused
+    on_cpu = replace(config, site=replace(config.site, device="cpu"))
+    assert not RankMemory(on_cpu, Found()).needs_too_many_queues
 
 
 def test_shards_of_the_head_share_communicators_as_in_a_run() -> None:
     """Hidden states, and parts of their gradient, have one each with all ranks; sums one for each pair."""
     config = layout_of("360m", "2bw", stages=4, microbatches=16, shard_head=True)
-    of_first, *_, of_last = links_of(config, (0, 1, 2, 3))
+    of_first, *_, of_last = Found().program(config).links
     assert of_first == (2 + 2 + 1, 2 + 3)
     assert of_last == (2 + 2 + 3, 2 + 3 * 3)

@@ -7,6 +7,7 @@ from support.command_line import refusal, succeeded
 from support.planned import COSTS, layout_of
 
 from asyncpp_cli.planner.estimate import own_estimate
+from asyncpp_cli.planner.shared import Shared
 
 FEW = ("--schedule", "1f1b", "--schedule", "2bw")
 SMALL = ("plan", "nano", "data.context=128", "--tokens-per-step", "4096")
@@ -41,7 +42,7 @@ def test_what_does_not_fit_is_not_offered_as_settings() -> None:
 @pytest.mark.parametrize(("stages", "data", "crosses"), [(2, 1, False), (8, 1, False), (4, 4, True)])
 def test_messages_within_a_node_do_not_depend_on_the_network(stages: int, data: int, crosses: bool) -> None:
     config = layout_of("360m", "1f1b", stages=stages, data=data, microbatches=8)
-    slow, fast = (own_estimate(config, COSTS.over(network_gbs=gbs)).step.seconds for gbs in (0.1, 50))
+    slow, fast = (own_estimate(config, Shared(COSTS.over(network_gbs=gbs))).step.seconds for gbs in (0.1, 50))
     assert (slow > 1.5 * fast) == crosses
     assert crosses or slow == fast
 

@@ -30,6 +30,7 @@ from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.decision import best_layouts
 from asyncpp_cli.planner.layouts import CONSIDERED
+from asyncpp_cli.planner.shared import Shared
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.transfer import Target, transfers
@@ -415,10 +416,10 @@ def test_steps_are_carried_over_to_a_planned_run() -> None:
     [carried] = transfers(found, target)
     planned = best_layouts(
         base_of("135m", ["optimizer=muon"]).config,
+        Shared(Roofline(find_device("h100", key=""))),
         gpus=4,
         tokens_per_step=2**14,
         names=[name for name in CONSIDERED if is_synchronous(name) or name.startswith("2bw")],
-        costs=Roofline(find_device("h100", key="")),
         limit_gb=75.0,
     )
     synchronous, delayed = planned["synchronous"], planned["delay 1"]

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from asyncpp_cli.planner.memory import planned_memory
 from asyncpp_cli.planner.peak_memory import backward_bytes, forward_bytes
-from asyncpp_cli.planner.planned_memory import planned_memory
 from stages.comm.process import Process
 from stages.config.run_config import RunConfig, changed
 from stages.pipeline import cuda_graphs

@@ -1,0 +1,344 @@
+"""A short program that stands for that of a layout: what its ranks hold, how late its gradients are, and how
+long a step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from math import lcm
+from typing import Any, NamedTuple
+
+import schedules
+from schedules import Op
+from schedules.analyze import staleness
+from schedules.costs import Costs
+from schedules.deadlock import sends_in_flight
+from schedules.dependencies import POSTED_AHEAD, most_messages
+from schedules.head_shards import EMBEDDED_AHEAD
+from schedules.messages import Kind, RankLinks, channel_ends, channels_between_ranks, is_local, links_of_ranks
+from schedules.simulate import fill_steps, seconds_between, simulate
+from schedules.step_time import NotPeriodicError, StepGraph, step_graph, step_graph_of
+from stages.config.run_config import RunConfig
+from stages.config.segments import has_tied_shards, schedule_facts, schedule_options
+from stages.memory.estimate import Course, course_of
+from stages.validation import tied_problem
+from stages.weights.gradient_buffers import gradient_buffers
+
+PERIOD = 6
+"""Micro-batches after which the order of actions repeats within a step, or a multiple of it."""
+_ROUNDED = 1 - 1e-9
+"""Sums of the same times in another order differ by less than this share."""
+BUSY_LINK = 0.5
+"""Share of its time from which a link's messages are taken to wait for one another. A rank with several
+stages sends as many messages for each micro-batch as all of them; below this share they hardly meet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTimes:
+    """Seconds of a micro-batch and of an update at each stage. Tuples are indexed by stage."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    """Recomputation counts here, and in `input_half` of a split backward."""
+    input_half: tuple[float, ...]
+    weight_half: tuple[float, ...]
+    update: tuple[float, ...]
+    reduction: tuple[float, ...]
+    """Reduce-scatter of gradients and all-gather of weights over the data ranks."""
+    message: tuple[float, ...]
+    """A message between a stage and the one after it, from the end of the action that sends it to its
+    arrival; to and from shards of the head it takes as long as the slowest."""
+    head: tuple[float, ...] = ()
+    """Logits and the gradient of their input in a shard of the head; 0 for other stages. Empty if the head is
+    in the last stage."""
+    head_weight: tuple[float, ...] = ()
+    """The gradient of a shard's weights; 0 and empty as `head`."""
+    embed: tuple[float, ...] = ()
+    """A look-up in a shard that embedding and head share; 0 for other stages. Empty if there are none."""
+    embed_weight: tuple[float, ...] = ()
+    """The gradient of a look-up; 0 and empty as `embed`."""
+
+    @property
+    def microbatch(self) -> tuple[float, ...]:
+        """All that a micro-batch takes in each stage, with whole backwards."""
+        return self._summed("forward", "backward")
+
+    @property
+    def split_microbatch(self) -> tuple[float, ...]:
+        """All that a micro-batch takes in each stage, with split backwards."""
+        return self._summed("forward", "input_half", "weight_half")
+
+    def _summed(self, *kinds: str) -> tuple[float, ...]:
+        held = [getattr(self, kind) for kind in (*kinds, "head", "head_weight", "embed", "embed_weight")]
+        return tuple(map(sum, zip(*filter(None, held), strict=True)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """A step in the steady state."""
+
+    seconds: float
+    bubble: float
+    """Share of the step in which a rank waits, averaged over the ranks."""
+
+
+class Shape(NamedTuple):
+    """What a program depends on, but for its steps; the last two are as in `schedules.build`."""
+
+    name: str
+    stages: int
+    microbatches: int
+    options: tuple[tuple[str, Any], ...]
+    shard_head: bool
+    tied: bool
+
+    def build(self, steps: int) -> schedules.Program:
+        """The program of a segment in the middle of a run.
+
+        Raises:
+            schedules.ScheduleError: the schedule cannot be built for these numbers.
+        """
+        options = dict(self.options)
+        return schedules.build(
+            self.name,
+            stages=self.stages,
+            microbatches=self.microbatches,
+            steps=steps,
+            shard_head=self.shard_head,
+            tied=self.tied,
+            # So many steps in, the first one reads as old a version as any.
+            first_step=options.get("delay", 0),
+            **options,
+        )
+
+
+class Geometry(NamedTuple):
+    """The program that stands for a layout's."""
+
+    shape: Shape
+    further: int
+    """Micro-batches of a step of the run beyond those of the program: more than these change neither memory
+    nor delay, and each takes as long as the others."""
+    period: int
+    """Micro-batches by which a longer program is as like the run's."""
+    is_flushed: bool
+    """Whether its steps end before the next begin."""
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Geometry:
+        """The geometry of a layout."""
+        schedule, ranks, tied = config.schedule, config.parallel.stages, has_tied_shards(config)
+        options, microbatches = schedule_options(config), schedule.microbatches
+        shard_head = config.parallel.shard_head
+        facts, interval = schedule_facts(config), options.get("update_interval", 1)
+        declared = schedules.KNOWN.get(schedule.name)
+        in_rounds = facts.stages > ranks and declared is not None and "chunks" in declared.options
+        period = ranks if in_rounds else lcm(PERIOD, 1 if interval == microbatches else interval)
+        enough = (2 * options.get("ahead", 1) + shard_head) * ranks
+        few = enough + (microbatches - enough) % period
+        is_like = declared is not None and declared.bounded_activations and not microbatches % interval
+        if not is_like or microbatches <= few or (in_rounds and microbatches % ranks):
+            few = microbatches
+        if interval == microbatches:
+            options = options | ({"update_interval": few} if "update_interval" in options else {})
+        shape = Shape(schedule.name, ranks, few, tuple(options.items()), shard_head, tied)
+        return cls(shape, microbatches - few, period, facts.synchronous)
+
+
+class LayoutProgram:
+    """The facts of a layout's program; each is found when it is asked for.
+
+    Raises:
+        schedules.ScheduleError: the schedule cannot be built for these numbers.
+    """
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+        shape = geometry.shape
+        self._graphs: dict[bool, StepGraph] = {}
+        self._policies: dict[bool, tuple[int, ...]] = {}
+        self._messages: dict[tuple[int, ...], tuple[int, ...]] = {}
+        # As many steps as have a middle that repeats, between those in which the pipeline fills and drains.
+        fill = -(-dict(shape.options).get("ahead", 1) * shape.stages // shape.microbatches)
+        self.program = shape.build(4 if geometry.is_flushed else 2 * fill + 4)
+
+    @property
+    def rank_of_stage(self) -> tuple[int, ...]:
+        """The rank of each stage, shards of the head among them."""
+        return self.program.rank_of_stage
+
+    @cached_property
+    def stages_of_rank(self) -> list[list[int]]:
+        """The stages of each rank, ascending."""
+        stages: list[list[int]] = [[] for _ in range(self.program.num_ranks)]
+        for stage, rank in enumerate(self.rank_of_stage):
+            stages[rank].append(stage)
+        return stages
+
+    @cached_property
+    def _course(self) -> tuple[Course, int]:
+        delays = staleness(self.program)
+        return course_of([self.program], [delays]), max(delays.delay_max)
+
+    @property
+    def course(self) -> Course:
+        """What its memory depends on."""
+        return self._course[0]
+
+    @property
+    def delay(self) -> int:
+        """The most updates between the weights a gradient is computed at and those it is applied to."""
+        return self._course[1]
+
+    def buffers(self, *, data_ranks: int, on_gpu: bool) -> Sequence[int]:
+        """Gradient buffers of each stage."""
+        return gradient_buffers([self.program], data_ranks=data_ranks, on_gpu=on_gpu)
+
+    @property
+    def links(self) -> Sequence[RankLinks]:
+        """The communicators and channels of each rank."""
+        return links_of_ranks(
+            self.rank_of_stage, head_shards=self.program.head_shards, tied_shards=self.program.tied_shards
+        )
+
+    @cached_property
+    def is_tieable(self) -> bool:
+        """Whether embedding and head can share a matrix (`model.tied`)."""
+        return self.program.tied_shards or tied_problem(self.program) is None
+
+    @cached_property
+    def _in_flight(self) -> int:
+        return sends_in_flight(self.program)
+
+    def messages(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The most bytes of messages that each rank holds at once, from those of a message of each kind, in
+        the order of `Kind`."""
+        # Without shards all have one size, so that one count serves every size of a micro-batch.
+        unit = 1 if self.geometry.shape.shard_head else sizes[0]
+        weights = tuple(size // unit for size in sizes)
+        if weights not in self._messages:
+            self._messages[weights] = tuple(
+                most_messages(
+                    self.program,
+                    common_step=self.program.updates_together,
+                    in_flight=self._in_flight,
+                    weights=dict(zip(Kind, weights, strict=True)),
+                )
+            )
+        return tuple(unit * count for count in self._messages[weights])
+
+    def messages_at_most(self, sizes: Sequence[int]) -> list[int]:
+        """An upper bound of `messages`, which takes less time: on each channel what a rank has posted, or has
+        sent and not got acknowledged; and between stages of one rank the micro-batches in flight."""
+        ranks, bytes_of = self.rank_of_stage, dict(zip(Kind, sizes, strict=True))
+        shards, tied = self.program.head_shards, self.program.tied_shards
+        held = [0] * self.program.num_ranks
+        for sender, receiver, kind in channels_between_ranks(ranks, head_shards=shards, tied_shards=tied):
+            held[sender] += bytes_of[kind] * (self._in_flight + 1)
+            held[receiver] += bytes_of[kind] * (POSTED_AHEAD + 1)
+        for key, ends in channel_ends(self.program).items():
+            for channel in ends.sends:
+                if is_local(channel, self.program) and key[1] is not Op.BACKWARD_INPUT:
+                    most = max(map(sum, self.course.in_flight[channel.source]), default=0)
+                    held[ranks[channel.source]] += bytes_of[channel.kind] * (most + EMBEDDED_AHEAD + 1)
+        return held
+
+    def step(self, times: StageTimes) -> StepTime:
+        """The steady state of a step of the run whose stages take so long."""
+        geometry, program = self.geometry, self.program
+        split, ranks = program.split_backward, program.num_ranks
+        microbatches = geometry.shape.microbatches + geometry.further
+        of_microbatch = times.split_microbatch if split else times.microbatch
+        fullest = max(sum(of_microbatch[stage] for stage in stages) for stages in self.stages_of_rank)
+        # Micro-batches hide the reductions of stages that update together later on.
+        hides = fullest * self.delay if program.updates_together else 0.0
+        updates = microbatches / program.update_interval
+        if program.update_interval == program.microbatches:
+            updates = 1
+        seconds = self._seconds(times, hidden=geometry.further * hides)
+        if geometry.further:
+            # Of stages that update within a step, each further micro-batch brings its share of updates.
+            several = program.update_interval < program.microbatches
+            own = [
+                work + several * update / program.update_interval
+                for work, update in zip(of_microbatch, times.update, strict=True)
+            ]
+            each = fullest = max(sum(own[stage] for stage in of_rank) for of_rank in self.stages_of_rank)
+            if not self._is_busy(seconds, times, of_microbatch):
+                longer = self._longer._seconds(times, hidden=(geometry.further - geometry.period) * hides)
+                each = max(fullest, (longer - seconds) / geometry.period)
+            seconds += geometry.further * each
+        busy = microbatches * sum(of_microbatch) + updates * sum(times.update)
+        return StepTime(seconds=seconds, bubble=max(0.0, 1 - busy / ranks / seconds))
+
+    def _is_busy(self, seconds: float, times: StageTimes, of_microbatch: Sequence[float]) -> bool:
+        """Whether a rank works all the time in a step of the program of so many seconds."""
+        microbatches = self.program.microbatches
+        updates = microbatches / self.program.update_interval
+        works = [
+            microbatches * work + updates * own for work, own in zip(of_microbatch, times.update, strict=True)
+        ]
+        most = max(sum(works[stage] for stage in of_rank) for of_rank in self.stages_of_rank)
+        return most >= _ROUNDED * seconds
+
+    @cached_property
+    def _longer(self) -> LayoutProgram:
+        shape, further, period, is_flushed = self.geometry
+        options = dict(shape.options)
+        if options.get("update_interval") == shape.microbatches:
+            options["update_interval"] += period
+        longer = shape._replace(microbatches=shape.microbatches + period, options=tuple(options.items()))
+        return LayoutProgram(Geometry(longer, further - period, period, is_flushed))
+
+    def _seconds(self, times: StageTimes, *, hidden: float) -> float:
+        """Seconds of a step of the program, of whose reductions so many are hidden."""
+        reduction = tuple(max(0.0, seconds - hidden) for seconds in times.reduction)
+        costs = self._costs(replace(times, reduction=reduction))
+        if costs.transfer:
+            # Messages wait for others on their links, as in the simulator alone.
+            fill = fill_steps(self.program)
+            played = self.geometry.shape.build(2 * fill + 4)
+            return seconds_between(simulate(played, costs), fill, fill + 3)
+        # Updates of all stages together wait for the norm anyway.
+        waits = any(reduction) and not self.program.updates_together
+        if waits not in self._graphs:
+            try:
+                self._graphs[waits] = step_graph(self.program, reduced=waits)
+            except NotPeriodicError:
+                self._graphs[waits], _ = step_graph_of(self.geometry.shape.build, reduced=waits)
+        found = self._graphs[waits].step_time(costs, policy=self._policies.get(waits))
+        self._policies[waits] = found.policy
+        return found.seconds
+
+    def least_seconds(self, times: StageTimes) -> float:
+        """A lower bound of the seconds of a step of the run: a micro-batch goes through all stages and back
+        before as many others have entered the first as are in flight there."""
+        microbatches = self.geometry.shape.microbatches + self.geometry.further
+        backward = times.input_half if self.program.split_backward else times.backward
+        trip = sum(times.forward) + sum(backward) + 2 * sum(times.message)
+        trip += max(times.head, default=0.0)
+        at_once = max(wholes for wholes, _ in self.course.in_flight[0])
+        turns = microbatches / at_once
+        return trip * (turns if self.delay else -(-microbatches // at_once))
+
+    def _costs(self, times: StageTimes) -> Costs:
+        blocks = self.program.loss_stage + 1
+        message = max(times.message, default=0.0)
+        # A stage sends a message forward and one back for each micro-batch.
+        mean = sum(times.split_microbatch) / len(times.forward)
+        busy = 2 * message >= BUSY_LINK * mean
+        shared = busy and blocks > self.program.num_ranks and not times.head
+        latency = 0.0 if shared else message
+        own = {field.name: getattr(times, field.name) for field in fields(times) if field.name != "message"}
+        return Costs(
+            **own,
+            norm=0.0,
+            latency=latency,
+            hidden_latency=latency,
+            part_latency=latency,
+            next_latency=() if shared else times.message,
+            transfer=message if shared else 0.0,
+            jitter=0.0,
+            seed=0,
+        )

@@ -1,0 +1,252 @@
+"""Ranks layouts of a run, best first."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator
+from itertools import accumulate, islice
+from math import inf
+
+import schedules
+from asyncpp_cli.planner.costs.roofline import PartTimes
+from asyncpp_cli.planner.cuts import cuts_if_all_fits
+from asyncpp_cli.planner.estimate import Estimate, estimate_fitting, own_estimate
+from asyncpp_cli.planner.layouts import layouts
+from asyncpp_cli.planner.memory import GB, RankMemory
+from asyncpp_cli.planner.programs import StageTimes
+from asyncpp_cli.planner.shared import Shared, recomputing, settings_of
+from stages.config.run_config import RunConfig
+from stages.config.segments import has_tied_shards, schedule_facts, schedule_options
+from stages.memory.estimate import lasting_bytes, microbatch_activations
+from stages.shape.families import describe
+from stages.shape.partition import StageCut
+
+_ROUNDED = 1 - 1e-9
+"""Sums of the same times in another order differ by less than this share."""
+
+
+def best_first(
+    base: RunConfig,
+    shared: Shared,
+    *,
+    gpus: int,
+    tokens_per_step: int,
+    names: Collection[str],
+    limit_gb: float,
+    wanted: Callable[[RunConfig], bool] = lambda config: True,
+    fitting_only: bool = False,
+) -> Iterator[Estimate]:
+    """Estimates of the layouts that are possible: those that fit first, then by step time, delay and memory.
+
+    A layout is estimated once no other may come before it, by a lower bound of its time: the first few take a
+    fraction of the time of all.
+
+    Args:
+        base: the run.
+        shared: with the costs of its parts.
+        gpus: ranks.
+        tokens_per_step: of all ranks.
+        names: schedules to consider.
+        limit_gb: memory of a GPU, 10^9 bytes.
+        wanted: asked before a layout is looked at closely; one that is not wanted is left out.
+        fitting_only: end before the first layout that does not fit.
+
+    Raises:
+        UserError: there is no such layout.
+    """
+    # For each layout: whether it exceeds the memory; seconds, at least; delay; memory; and its number.
+    queue: list[tuple[bool, float, int, _Memory, int]] = []
+    known: dict[int, Estimate] = {}
+    configs = list(layouts(base, gpus=gpus, tokens_per_step=tokens_per_step, names=names))
+    places = [_places(config, shared, limit_gb=limit_gb) for config in configs]
+
+    def look_closer(number: int) -> None:
+        for exceeds, least, layout in islice(places[number], 1):
+            delay, memory = -1, _Memory(layout)
+            if layout is not None:
+                known[number], delay = layout, layout.delay
+            heapq.heappush(queue, (exceeds, least, delay, memory, number))
+
+    for number in range(len(places)):
+        look_closer(number)
+    while queue:
+        exceeds, *_, number = heapq.heappop(queue)
+        if exceeds and fitting_only:
+            return
+        if number in known:
+            yield known.pop(number)
+        elif wanted(configs[number]):
+            look_closer(number)
+
+
+def _places(
+    config: RunConfig, shared: Shared, *, limit_gb: float
+) -> Iterator[tuple[bool, float, Estimate | None]]:
+    """Where a layout comes: whether it exceeds the memory, and its seconds. First lower bounds, each closer
+    than the one before, and taking longer to compute; then its estimate. Nothing if it is not possible."""
+    least = _ROUNDED * least_seconds(config, shared)
+    yield False, least, None
+    times = [shared.times(config, cut) for cut in cuts_if_all_fits(config, shared)]
+    least = max(least, _ROUNDED * min(least_with(config, shared, each) for each in times))
+    yield False, least, None
+    try:
+        if exceeds := _least_gb(config, shared) > limit_gb:
+            yield True, least, None
+        memory = RankMemory(config, shared)
+        if memory.needs_too_many_queues or (config.model.tied and not memory.program.is_tieable):
+            return
+        least = max(least, _ROUNDED * min(map(memory.program.least_seconds, times)))
+        yield exceeds, least, None
+        if not exceeds:
+            found = estimate_fitting(config, shared, limit_gb=limit_gb)
+            if found is not None:
+                yield False, found.step.seconds, found
+                return
+            yield True, least, None
+        found = own_estimate(config, shared)
+        yield True, found.step.seconds, found
+    except schedules.ScheduleError:
+        return
+
+
+class _Memory:
+    """Memory of an estimated layout, counted where two of them are compared."""
+
+    def __init__(self, layout: Estimate | None = None) -> None:
+        self._layout = layout
+
+    @property
+    def _gb(self) -> float:
+        return 0.0 if self._layout is None else self._layout.memory_gb
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Memory) and self._gb == other._gb
+
+    def __lt__(self, other: _Memory) -> bool:
+        return self._gb < other._gb
+
+
+def delay_of(config: RunConfig) -> int | None:
+    """The delay of a layout; None where only its program tells."""
+    if schedule_facts(config).synchronous:
+        return 0
+    return schedule_options(config).get("delay")
+
+
+def least_seconds(config: RunConfig, shared: Shared) -> float:
+    """A lower bound of the seconds of a step under any cut: what the fullest rank does.
+
+    It performs all micro-batches of its blocks. A step that is flushed, with whole backwards, has in addition
+    a forward and a backward of the stages before it, and the reduction of the first stage.
+    """
+    facts, ranks = schedule_facts(config), config.parallel.stages
+    chunks = facts.stages // ranks
+    flushed = facts.synchronous and not (ranks > 1 and shared.nature(config).splits)
+    interval = 0 if facts.updates_together else schedule_options(config).get("update_interval", 0)
+    kind = chunks, flushed, facts.updates_together, interval, config.parallel.shard_head
+    return shared.once(
+        ("least", *kind, *settings_of(config)), lambda: _least(config, shared, chunks=chunks, flushed=flushed)
+    )
+
+
+def _least(config: RunConfig, shared: Shared, *, chunks: int, flushed: bool) -> float:
+    parts, spec, facts = shared.parts(config), describe(config.model), schedule_facts(config)
+    ranks, microbatches = config.parallel.stages, config.schedule.microbatches
+    tied, sharded = has_tied_shards(config), config.parallel.shard_head
+    embedding, head = 0.0 if tied else _work(parts.embedding), _work(parts.head)
+    halves = [microbatches * (_work(half) + recomputing(config, half)) for half in parts.halves]
+    first = 0.0
+    if config.parallel.data > 1 and not facts.updates_together:
+        # Each stage waits for its own updates.
+        updates = microbatches / _interval(config)
+        of_halves = [shared.costs.reduction(config, half.parameter_count) for half in spec.halves]
+        halves = [work + updates * each for work, each in zip(halves, of_halves, strict=True)]
+    elif config.parallel.data > 1 and flushed:
+        smallest = min(half.parameter_count for half in spec.halves)
+        smallest += 0 if tied else spec.embedding.parameter_count
+        first = shared.costs.reduction(config, smallest)
+    halves[0] += microbatches * embedding
+    last = 0.0 if sharded else microbatches * head
+    mean = (sum(halves) + microbatches * head) / ranks
+    if chunks > 1:
+        # A rank has at least so many halves.
+        most = -(-len(halves) // ranks)
+        return first + max(mean, most * min(halves[1:]), last + chunks * min(halves[1:]))
+    fill = 1 / microbatches if flushed else 0.0
+    return first + max(mean, _packed([*halves[:-1], halves[-1]], last, ranks=ranks, fill=fill))
+
+
+def _packed(items: list[float], last: float, *, ranks: int, fill: float) -> float:
+    """The least seconds in which `ranks` ranks do consecutive items, the last of them `last`, too, where each
+    first waits for `fill` of what the ranks before it do."""
+    ends = [0.0, *accumulate(items)]
+    total = ends[-1] + last
+
+    def is_enough(seconds: float) -> bool:
+        done, place = 0.0, 0
+        for _ in range(ranks - 1):
+            place = bisect_right(ends, done + (seconds - fill * done) * (1 + 1e-12)) - 1
+            done = ends[place]
+        return total - done <= seconds - fill * done
+
+    low, high = total / ranks, total
+    while high > 1.0001 * low:
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return low
+
+
+def least_with(config: RunConfig, shared: Shared, times: StageTimes) -> float:
+    """A lower bound of the seconds of a step, as `least_seconds`, whose stages take so long."""
+    facts, ranks, microbatches = (
+        schedule_facts(config),
+        shared.placement(config),
+        config.schedule.microbatches,
+    )
+    updates = 1.0 if facts.updates_together else microbatches / _interval(config)
+    of_microbatch = list(map(min, times.microbatch, times.split_microbatch))
+    works, updating = ([0.0] * config.parallel.stages for _ in range(2))
+    reducing = [inf] * len(works)
+    for stage, rank in enumerate(ranks):
+        works[rank] += microbatches * of_microbatch[stage]
+        updating[rank] += updates * times.update[stage]
+        updating[rank] += 0.0 if facts.updates_together else updates * times.reduction[stage]
+        reducing[rank] = min(reducing[rank], times.reduction[stage])
+    if not facts.synchronous:
+        return max(a + b for a, b in zip(works, updating, strict=True))
+    most, waiting = 0.0, 0.0
+    whole = not (len(works) > 1 and shared.nature(config).splits)
+    for rank, work in enumerate(works):
+        # A rank waits for the first forwards of the stages before it, and all wait for all gradients.
+        most = max(most, waiting + work + reducing[rank] + updating[rank])
+        waiting += times.forward[rank] + times.message[rank]
+        waiting += (times.backward[rank] + times.message[rank]) * whole
+    return most
+
+
+def _least_gb(config: RunConfig, shared: Shared) -> float:
+    """A lower bound of the memory of the fullest rank, 10^9 bytes: the mean over the ranks of weights,
+    gradients and one micro-batch's activations, without the head."""
+
+    def found() -> float:
+        cut = StageCut(halves=range(2 * config.model.layers), has_embedding=False, has_head=False)
+        lasting = lasting_bytes(config, cut, 1, 0, 1)
+        held = lasting["weights"] + lasting["gradients"] + microbatch_activations(config, cut)[0]
+        return held / GB
+
+    key = ("least memory", config.train.microbatch_size, config.train.recompute)
+    return shared.once(key, found) / config.parallel.stages
+
+
+def _interval(config: RunConfig) -> int:
+    """Micro-batches between updates of a stage."""
+    asked = schedule_options(config).get("update_interval")
+    default = schedules.find(config.schedule.name).default_interval
+    microbatches = config.schedule.microbatches
+    return int(asked or (default(microbatches) if default else microbatches))
+
+
+def _work(part: PartTimes) -> float:
+    """Seconds of a micro-batch in a part, with the cheaper kind of backward."""
+    return part.forward + min(part.backward, part.input_half + part.weight_half)
