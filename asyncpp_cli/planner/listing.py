@@ -15,7 +15,7 @@ from asyncpp_cli.planner.fsdp import Sharded, best_sharded
 from asyncpp_cli.planner.rank import best_first, delay_of
 from asyncpp_cli.planner.shared import CostModel, Shared
 from stages.config.run_config import RunConfig
-from stages.validation import can_tie
+from stages.resolve.schedule import can_tie
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from schedules.step_time import NotPeriodicError, StepGraph, step_graph, step_gr
 from stages.config.run_config import RunConfig
 from stages.config.segments import has_tied_shards, schedule_facts, schedule_options
 from stages.memory.estimate import Course, course_of
-from stages.validation import tied_problem
+from stages.resolve.schedule import tied_problem
 from stages.weights.gradient_buffers import gradient_buffers
 
 PERIOD = 6
