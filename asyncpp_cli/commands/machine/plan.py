@@ -412,6 +412,8 @@ def _list(
     chosen = shown[number - 1]
     if chosen not in found.pipelines:
         raise UserError(f"--row {row}: {chosen.name} is not planned as settings; accepted: a pipeline's row")
+    if template.file is not None and chosen.exceeds(order.limit_gb):
+        raise UserError(f"--as-template: no layout of these fits {order.limit_gb:.1f} GB")
     if base.note:
         say(base.note)
     if base.config.data.document_mask:
@@ -422,8 +424,6 @@ def _list(
         say(sentence)
     tables.show_memory(chosen, order, title=f"Row {number}: {chosen.place}")
     if chosen.exceeds(order.limit_gb):
-        if template.file is not None:
-            raise UserError(f"--as-template: no layout of these fits {order.limit_gb:.1f} GB")
         say("It does not fit, so its settings are not shown.")
         return
     _offer(chosen, found if row is None else None, order, tokens, number=number, template=template)
