@@ -42,6 +42,7 @@ SHORT_NAMES = {"steps": "train.steps", "stages": "parallel.stages", "data": "par
 
 _CHANGEABLE = (
     *("train.steps", "parallel.stages", "parallel.data", "parallel.cut", "schedule.microbatches"),
+    *("schedule.name", "schedule.replicas", "schedule.keep_weights"),
     *("train.eval_interval", "train.checkpoint_interval", "train.max_skipped"),
     *("optimizer.lr", "optimizer.schedule", "optimizer.final_lr", "optimizer.decay_share"),
 )
@@ -202,6 +203,11 @@ def _changed(run: Run, old: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
         raise UserError(
             f"{run.id}: the tokens of a step must stay the same, since they give the place in the data"
         )
+    if config.schedule.name != old.schedule.name and not all(map(_flushes, (old, config))):
+        raise UserError(
+            f"{run.id}: schedule.name: a checkpoint of {old.schedule.name} has not the weight versions of "
+            f"{config.schedule.name}; accepted: from one synchronous schedule to another"
+        )
     if config.parallel.stages != old.parallel.stages:
         if not _same_versions_everywhere(old.schedule.name):
             raise UserError(
@@ -215,6 +221,12 @@ def _changed(run: Run, old: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     except ConfigError as error:
         raise UserError(f"{run.id}: {error.key}: {error.message.splitlines()[0]}") from error
     return config
+
+
+def _flushes(config: RunConfig) -> bool:
+    """Whether a run is synchronous from beginning to end: its checkpoints then have one weight version."""
+    name = config.schedule.name
+    return name in schedules.KNOWN and schedules.is_synchronous(name)
 
 
 def _same_versions_everywhere(name: str) -> bool:

@@ -94,6 +94,7 @@ LAYOUTS: dict[str, tuple[int, list[dict[str, Any]]]] = {
             {"schedule": "2bw", "microbatches": 4, "shard_head": True},
             {"schedule": "zb-v", "microbatches": 4, "shard_head": True, "tied": True},
             {"schedule": "pipedream", "update_interval": 1},
+            {"schedule": "fsdp", "optimizer": "muon", "clip": "none"},
         ],
     ),
     "four ranks": (
@@ -125,7 +126,10 @@ def test_ranks_on_gpus_are_their_replay_and_are_measured(layout: str) -> None:
         (written,) = [rows for rows in of_ranks if rows]
         assert written[-1]["weights_sha256"] == replayed(config).digest
         segment = next(row for row in written if row["kind"] == "segment")
-        assert all(0 < share <= 1 for share in segment["busy"])
+        # Under shards torch's streams wait, which is not measured.
+        shares = [None] if config.schedule.name == "fsdp" else segment["busy"]
+        assert shares == segment["busy"]
+        assert all(share is None or 0 < share <= 1 for share in shares)
         assert all(seconds > 0 for of_stages in segment["action_seconds"].values() for seconds in of_stages)
 
 

@@ -31,6 +31,7 @@ from asyncpp_cli.report.analysis.statistics import (
 from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, StepsRatio, steps_ratio, time_interval
 from asyncpp_cli.report.load.run import grouped
 from asyncpp_cli.runs.experiment_folder import whole_template
+from schedules import KNOWN
 from stages.update.lr_schedule import SCHEDULES
 
 PAYS, DOES_NOT_PAY, UNDECIDED = "pays", "does not pay", "undecided"
@@ -100,6 +101,8 @@ class Verdict:
     """The cells of the delayed arm that have a loss."""
     timed: tuple[CellResult, ...] = ()
     """The cells that give its speed: of a synchronous arm of another batch, its fastest."""
+    compared: tuple[str, ...] = ()
+    """The synchronous schedules that were run, if one of them is no pipeline."""
     synchronous_lengths: tuple[CellResult, ...] = ()
     """The cells of the synchronous arm, of all its schedules, that have a loss."""
 
@@ -152,9 +155,10 @@ class Verdict:
         ends = [
             f"{'?' if bound is None else format(bound, '.2f')}" for bound in (self.steps.low, self.steps.high)
         ]
+        among = f" (over {', '.join(self.compared)} as measured here)" if self.compared else ""
         text = (
             f"{self.delayed_name} reaches {reached} in {self.time:.2f}{bounds} of the time of the fastest "
-            f"synchronous schedule that was run, {self.fastest.schedule}: {self.steps.ratio:.2f} "
+            f"synchronous schedule that was run, {self.fastest.schedule}{among}: {self.steps.ratio:.2f} "
             f"({' to '.join(ends)}) times the tokens, {self.speed.ratio:.2f} times as many per second; "
             f"{len(self.steps.seeds)} seeds"
         )
@@ -336,6 +340,7 @@ def _verdict(arm: Sequence[CellResult], baseline: Sequence[CellResult]) -> Verdi
     fastest = _fastest(baseline)
     quickest = _fastest(arm) if longest.synchronous else None
     timed = list(arm) if quickest is None else [quickest]
+    ran = dict.fromkeys(cell.schedule for cell in baseline)
     # The longest synchronous runs whose loss the delayed ones bracket.
     by_length = sorted(
         (cell for cell in baseline if cell.losses),
@@ -353,6 +358,7 @@ def _verdict(arm: Sequence[CellResult], baseline: Sequence[CellResult]) -> Verdi
         synchronous_lengths=tuple(by_length),
         unfinished=len(unfinished),
         unfinished_in=tuple(dict.fromkeys(run.folder.parents[1] for run in unfinished if run.folder)),
+        compared=tuple(ran) if any(name in KNOWN and KNOWN[name].sharded for name in ran) else (),
     )
     if reason := _diverged([*arm, *baseline]) or _unequal(by_length):
         return replace(found, reason=reason, unfinished=0)

@@ -16,7 +16,7 @@ from schedules.costs import uniform_costs
 from schedules.simulate import segment_step_time, simulate
 from schedules.step_time import StepTime, step_graph_of
 from stages.config.run_config import RunConfig
-from stages.config.segments import program_options, sync_steps
+from stages.config.segments import is_sharded, program_options, sync_steps
 
 
 def fault(metrics: Metrics, config: RunConfig, *, state: State, from_start: bool) -> str:
@@ -138,11 +138,11 @@ MOST_UNSETTLED = 0.01
 def predicted(config: RunConfig) -> Prediction | None:
     """What the schedule of a run predicts, after the steps that are synchronous whatever it is.
 
-    None where the schedule cannot be built or is too large, and for a custom schedule: a report runs no code
-    that a folder names.
+    None where the schedule cannot be built or is too large, for a custom schedule (a report runs no code that
+    a folder names), and for one that shards, whose waits follow from its exchanges alone.
     """
     schedule, train = config.schedule, config.train
-    if schedules.is_custom(schedule.name):
+    if schedules.is_custom(schedule.name) or is_sharded(config):
         return None
     first_step = sync_steps(config)
     intervals = (train.steps - first_step, train.eval_interval, train.checkpoint_interval)

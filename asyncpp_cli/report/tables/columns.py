@@ -23,6 +23,7 @@ from asyncpp_cli.report.analysis.statistics import (
     Spread,
     ratio_text,
 )
+from schedules import KNOWN
 from stages.config.keys import unknown
 
 NOTHING = "-"
@@ -475,6 +476,8 @@ def _bubble_text(cell: CellResult) -> str:
     if cell.bubble is None:
         return NOTHING
     measured = f"{cell.bubble.mean:.0%}"
+    if cell.schedule in KNOWN and KNOWN[cell.schedule].sharded:
+        return f"{measured} exchanges"
     return measured if cell.bubble_predicted is None else f"{measured} ({cell.bubble_predicted:.0%})"
 
 

@@ -104,6 +104,16 @@ def test_a_run_continues_on_other_stages_and_data_ranks(trained: Path, tmp_path:
         assert last_loss(run) == pytest.approx(last_loss(same), rel=1e-5)
 
 
+def test_a_pipeline_continues_in_shards(trained: Path, tmp_path: Path) -> None:
+    new = tmp_path / "shards"
+    changes = ["--steps", "6", "--set", "schedule.name=fsdp"]
+    extended = succeeded("extend", trained / "short", "1f1b", *changes, "--out", new)
+    assert "1f1b -> fsdp" in extended.errors
+    [run] = trained_runs(new)
+    # The sums over data ranks are rounded otherwise: float32 has 7 digits.
+    assert last_loss(run) == pytest.approx(last_loss(whole(trained)[0]), rel=1e-5)
+
+
 def test_a_run_continues_under_a_cut_within_blocks(trained: Path, tmp_path: Path) -> None:
     new = tmp_path / "within"
     changes = ["--steps", "6", "--set", "parallel.cut=[0.5,1.5]"]
@@ -133,6 +143,8 @@ def whole(trained: Path) -> list[Run]:
         (["1f1b", "--steps", "6", "--stages", "9"], "parallel.stages"),
         (["1f1b", "--set", "model.layers=4"], "model.layers cannot change"),
         (["1f1b", "--set", "nonsense"], "is not KEY=VALUE"),
+        (["2bw", "--steps", "6", "--set", "schedule.name=fsdp"], "has not the weight versions of fsdp"),
+        (["1f1b", "--steps", "6", "--set", "schedule.name=2bw"], "from one synchronous schedule to another"),
         (
             ["1f1b", "--steps", "6", "--set", "schedule.microbatches=2"],
             "tokens of a step must stay the same",

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_runs import small_config
+from support.small_runs import in_processes, replayed, small_config
 from support.training_cases import check_processes_are_replays, of_every_schedule, train_here
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -131,6 +131,9 @@ class LikeNccl:
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> Work:
         return self._together("allgather", lambda: self._gloo.allgather(outputs, inputs))
 
+    def _allgather_base(self, output: Tensor, given: Tensor, /) -> Work:
+        return self._together("allgather_base", lambda: self._gloo._allgather_base(output, given))
+
     def broadcast(self, tensor: Tensor, root: int, /) -> Work:
         return self._together(f"broadcast from {root}", lambda: self._gloo.broadcast(tensor, root))
 
@@ -198,6 +201,28 @@ def with_shards(stages: int) -> list[RunConfig]:
 def test_every_schedule_and_shards_of_the_head_train() -> None:
     configs = [*of_every_schedule(microbatches=4, steps=2), *with_shards(2)]
     check_processes_are_replays(configs, size=2, train=train_like_nccl)
+
+
+def digest_like_nccl(process: Process, config: RunConfig) -> str | None:
+    """With late gathers; of the weights, in the process that writes rows."""
+    with nccl_rules(late=lambda name: 0.01 * ("shards" in name)):
+        rows = train_here(process, config)
+    return str(rows[-1]["weights_sha256"]) if rows else None
+
+
+@pytest.mark.slow
+def test_models_in_shards_train() -> None:
+    """Of `hsdp` only that it ends: it adds gradients within groups first."""
+    settings: dict[str, Any] = {
+        "stages": 4,
+        "microbatches": 4,
+        "steps": 2,
+        "optimizer": "muon",
+        "clip": "none",
+    }
+    configs = [small_config(name, vocab_size=320, **settings) for name in ("fsdp", "hsdp")]
+    [fsdp, _] = in_processes(digest_like_nccl, configs, size=4)[0]
+    assert fsdp == replayed(configs[0]).digest
 
 
 @pytest.mark.slow

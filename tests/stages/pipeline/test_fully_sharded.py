@@ -94,8 +94,8 @@ def drawn(chance: random.Random, *, processes: int) -> RunConfig:
         "keep_weights": chance.random() < 0.5,
         "seed": chance.randrange(1000),
     }
-    if case["family"] == "mup" and case["optimizer"] in ("soap", "scion"):
-        case["optimizer"] = "muon"
+    if case["family"] == "mup":
+        case["optimizer"] = chance.choice(["adamw", "muon"])
     return config_of(case, processes=processes, schedule=schedule)
 
 
