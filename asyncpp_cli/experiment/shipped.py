@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,18 @@ def find_template(folder: str, name: str, *, beside: Path | None) -> Path:
     names = template_names(folder)
     if folder == "experiments" and name in template_names("models"):
         raise UserError(f"{name} is a model, not an experiment: asyncpp sweep quickstart model={name}")
-    raise UserError(f"{TEMPLATE_KINDS[folder]} template {not_found(name, names)}, or the path of a YAML file")
+    accepted = f"{not_found(name, names)}, or the path of a YAML file{another_size(name)}"
+    raise UserError(f"{TEMPLATE_KINDS[folder]} template {accepted}")
+
+
+def another_size(name: str) -> str:
+    """How to describe a model of a size that no template has, such as 1.3b; empty if it is no size."""
+    if not re.fullmatch(r"\d+(\.\d+)?[bm]", name.lower()):
+        return ""
+    return (
+        f"; another size is a file of sizes: asyncpp templates show 1b > {name}.yaml, edit it, and name "
+        f"{name}.yaml instead of {name}"
+    )
 
 
 def not_found(name: str, names: Collection[str]) -> str:

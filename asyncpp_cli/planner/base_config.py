@@ -11,6 +11,7 @@ from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.own_code import Confirmed, check_confirmed, confirmed
 from asyncpp_cli.experiment.shipped import (
+    another_size,
     model_settings,
     not_found,
     read_model,
@@ -63,7 +64,8 @@ def base_of(what: str, changes: Sequence[str], *, allow_code: Sequence[str] = ()
     if what in template_names("experiments") or Path(what).is_file():
         return _of_experiment(what, changes, by_user)
     names = [*template_names("models"), *template_names("experiments")]
-    raise UserError(f"model or experiment template {not_found(what, names)}, or the path of a YAML file")
+    accepted = f"{not_found(what, names)}, or the path of a YAML file{another_size(what)}"
+    raise UserError(f"model or experiment template {accepted}")
 
 
 def _check(config: RunConfig, what: str) -> None:

@@ -369,7 +369,8 @@ class SiteConfig:
     """Runs that share a GPU of this machine; null: one, and with `launch --max-parallel` as many as their
     planned memory lets. For SLURM's jobs see [runs that share a GPU](slurm.md#runs-that-share-a-gpu)."""
     gpu: str | None = None
-    """GPU of each rank (h100, a100, ...), for the step time that `sweep` estimates; null: no estimate."""
+    """GPU of each rank, by name or keys ([the device](plan.md#the-device)), for the step time that `sweep`
+    estimates; null: no estimate."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from asyncpp_cli.base.errors import UserError
 from stages.config.keys import unknown
@@ -21,10 +23,16 @@ PEAK_TFLOPS: Mapping[str, Mapping[str, float]] = {
     "L4": {"bfloat16": 121.0, "float32": 30.3},
     "A10": {"bfloat16": 125.0, "float32": 31.2},
     "MI300X": {"bfloat16": 1307.4, "float32": 163.4},
+    "RTX 4090": {"bfloat16": 165.2, "float32": 82.6},
+    "RTX 3090": {"bfloat16": 71.0, "float32": 35.6},
+    "RTX A6000": {"bfloat16": 154.8, "float32": 38.7},
+    "V100": {"bfloat16": 15.7, "float32": 15.7},
 }
 """Dense peak of a device by a part of its name, in TFLOP/s: the makers' data sheets, without sparsity.
 
-The first match counts. float32 is plain float32: torch uses no TF32 by default.
+The first match counts. float32 is plain float32: torch uses no TF32 by default. Products in bfloat16 sum in
+float32, which GeForce cards do at half of their rate in float16. A V100 has no units for bfloat16, and has
+the rate of its float32.
 """
 
 
@@ -96,15 +104,40 @@ DEVICES: dict[str, Device] = {
             attention_share=0.49,
             network_gbs=25.0,
         ),
+        # NVIDIA's data sheet of the L40S (2023): 362.05 TFLOP/s, 48 GB, 864 GB/s, PCIe 4.0.
+        Device(name="l40s", tflops=PEAK_TFLOPS["L40S"], memory_gb=48, bandwidth_gbs=864, network_gbs=12.5),
+        # NVIDIA's data sheet of the L4 (2023): 242 TFLOP/s with sparsity, 24 GB, 300 GB/s, PCIe 4.0.
+        Device(name="l4", tflops=PEAK_TFLOPS["L4"], memory_gb=24, bandwidth_gbs=300, network_gbs=12.5),
+        # NVIDIA's data sheet of the A10 (2021): 125 TFLOP/s, 24 GB, 600 GB/s, PCIe 4.0.
+        Device(name="a10", tflops=PEAK_TFLOPS["A10"], memory_gb=24, bandwidth_gbs=600, network_gbs=12.5),
+        # NVIDIA's data sheet of the RTX A6000 (2020): 309.7 TFLOP/s with sparsity, 48 GB, 768 GB/s, PCIe 4.0.
+        # Bridges of NVLink, which join two, are not counted.
         Device(
-            name="l40s",
-            tflops=PEAK_TFLOPS["L40S"],
-            memory_gb=48,
-            bandwidth_gbs=864,
+            name="a6000", tflops=PEAK_TFLOPS["RTX A6000"], memory_gb=48, bandwidth_gbs=768, network_gbs=12.5
+        ),
+        # NVIDIA's data sheet of the V100 (2020), SXM2: 32 GB, 900 GB/s, NVLink 300 GB/s in both directions.
+        Device(
+            name="v100",
+            tflops=PEAK_TFLOPS["V100"],
+            memory_gb=32,
+            bandwidth_gbs=900,
+            link_gbs=150,
             network_gbs=12.5,
         ),
+        # NVIDIA's paper on the Ada architecture (2022), appendix A: 165.2 TFLOP/s, 24 GB, 1008 GB/s.
+        Device(
+            name="rtx4090", tflops=PEAK_TFLOPS["RTX 4090"], memory_gb=24, bandwidth_gbs=1008, network_gbs=1.25
+        ),
+        # NVIDIA's paper on the GA102 (2020), table 2: 71 TFLOP/s, 24 GB, 936 GB/s; PCIe 4.0.
+        Device(
+            name="rtx3090", tflops=PEAK_TFLOPS["RTX 3090"], memory_gb=24, bandwidth_gbs=936, network_gbs=1.25
+        ),
+        # AMD's data sheet of the MI300X (2023): 1307.4 TFLOP/s, 192 GB, 5.3 TB/s, 7 links of 64 GB/s.
+        Device(name="mi300x", tflops=PEAK_TFLOPS["MI300X"], memory_gb=192, bandwidth_gbs=5300, link_gbs=448),
     )
 }
+"""GPUs that a plan knows by name. Networks are assumed: 400 Gbit/s for each, 200 of an A100, 100 of older and
+smaller ones in racks, 10 of those in workstations."""
 
 CONTEXT_GB = 0.56
 """CUDA's context, 10^9 bytes: 557 MB on an H100 with modules loaded at the start
@@ -113,24 +146,77 @@ FREE_SHARE = 0.04
 """Share of a device's memory that a plan leaves free, for what it does not know."""
 
 
+_OWN_KEYS = {
+    "tflops": "dense peak in bfloat16, TFLOP/s",
+    "memory_gb": "memory, 10^9 bytes",
+    "memory_gbs": "its bandwidth, 10^9 bytes per second",
+    "tflops_float32": "dense peak in float32; default: half of `tflops`",
+    "link_gbs": "to another GPU of the node, one direction",
+    "network_gbs": "to another node",
+    "node_gpus": "GPUs of a node",
+    "matrix_share": "of the peak that large products reach",
+    "attention_share": "of the peak that attention reaches",
+    "latency_us": "of a message",
+}
+"""What describes a GPU that is not in `DEVICES`. The first three must be given, others are as in `Device`."""
+OWN = "a GPU of your own as tflops=165,memory_gb=24,memory_gbs=1008,link_gbs=32, or a YAML file of these keys"
+_LARGEST = 1e6
+
+
 def find_device(name: str, *, key: str) -> Device:
-    """The device called `name`.
+    """The device called `name`, or described by it: keys and numbers, or a YAML file of these.
 
     Args:
-        name: a key of `DEVICES`.
+        name: a key of `DEVICES`, `KEY=NUMBER,...`, or the path of a file.
         key: the setting that names the device, for the message.
 
     Raises:
-        UserError: `name` is not in `DEVICES`.
+        UserError: `name` is none of these, or a number is missing or out of range.
     """
-    if name not in DEVICES:
-        raise UserError(f"{key}: {unknown(name, DEVICES)}")
-    return DEVICES[name]
+    if name in DEVICES:
+        return DEVICES[name]
+    described: dict[str, Any]
+    if name.endswith((".yaml", ".yml")):
+        from asyncpp_cli.experiment.yaml_data import read_mapping
+
+        described = read_mapping(Path(name).expanduser())
+    elif "=" in name:
+        entries = [entry.partition("=") for entry in name.split(",")]
+        described = {entry.strip(): number.strip() for entry, _, number in entries}
+    else:
+        raise UserError(f"{key}: {unknown(name, DEVICES)}; or {OWN}")
+    return _own_device(described, name=name, key=key)
+
+
+def _own_device(described: Mapping[str, Any], *, name: str, key: str) -> Device:
+    for entry in described:
+        if entry not in _OWN_KEYS:
+            raise UserError(f"{key}: {unknown(str(entry), _OWN_KEYS)}")
+    if missing := [entry for entry in list(_OWN_KEYS)[:3] if entry not in described]:
+        raise UserError(f"{key}: {missing[0]} is missing ({_OWN_KEYS[missing[0]]}); accepted: {OWN}")
+    numbers: dict[str, Any] = {}
+    for entry, text in described.items():
+        try:
+            number = float(text)
+        except (TypeError, ValueError):
+            number = 0.0
+        largest = 1.0 if entry.endswith("_share") else _LARGEST
+        if not 0 < number <= largest or (entry == "node_gpus" and number % 1):
+            raise UserError(
+                f"{key}: {entry} is {text}; accepted: {_OWN_KEYS[entry]}, above 0, at most {largest:g}"
+            )
+        numbers[entry] = number
+    tflops = numbers.pop("tflops")
+    peaks = {"bfloat16": tflops, "float32": numbers.pop("tflops_float32", tflops / 2)}
+    bandwidth, node = numbers.pop("memory_gbs"), int(numbers.pop("node_gpus", Device.node_gpus))
+    return Device(name=name, tflops=peaks, bandwidth_gbs=bandwidth, node_gpus=node, **numbers)
 
 
 def peak_tflops(device: str, precision: str) -> float | None:
     """Peak of a device by its name, in TFLOP/s; None if it is not in the table."""
     words = device.replace("-", " ").upper()
+    if {"LAPTOP", "D"} & set(words.split()):  # slower ones of the same name
+        return None
     for name, peaks in PEAK_TFLOPS.items():
         # Whole words: an L40 is no L4, and an A100 no A10.
         if f" {name.upper()} " in f" {words} ":
