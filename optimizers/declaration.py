@@ -35,8 +35,8 @@ class Rule:
     """Values that a step takes for itself, in the form of `state`, per parameter. A group's parameters are
     updated at once, one group after another."""
     batch: str = "0"
-    """As `step`, but per matrix of one batch (`batch_size`) at a time. As large as on a GPU, without what
-    its libraries take for decompositions."""
+    """Values that a step takes for each matrix of one batch (`batch_size`), in the form of `state`, on a GPU;
+    without what its libraries take for decompositions."""
     flops: Callable[[Settings, int, int], int] | None = None
     """Operations of a step's matrix products, of the smaller and the larger side of a matrix."""
     momentum: str = ""

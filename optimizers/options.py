@@ -79,7 +79,7 @@ def epsilon(default: float) -> Option:
 
 
 def adam_options(beta1: float, beta2: float) -> dict[str, Option]:
-    """Of optimizers with both moments of Adam."""
+    """The options of optimizers with both moments of Adam."""
     return {
         "beta1": decay_rate(beta1, "decay of the first moment"),
         "beta2": decay_rate(beta2, "decay of the second moment"),
@@ -95,21 +95,21 @@ AUXILIARY = {
         default=1.0, low=0.0, meaning="AdamW part: its learning rate as a share of the optimizer's"
     ),
 }
-"""Of the AdamW that an optimizer of matrices leaves the other parameters to."""
+"""Options of the AdamW that an optimizer of matrices leaves the other parameters to."""
 
 REFRESH = {
     "refresh_interval": Option(default=10, low=1, meaning="steps between refreshes of the bases"),
 }
-"""Of optimizers with bases."""
+"""Options of optimizers with bases."""
 
 MOMENTUM = {
     "momentum": decay_rate(0.95, "decay of the averaged gradient"),
     "nesterov": Option(default=True, meaning="step along the look-ahead (1 - momentum) G + momentum M"),
 }
-"""Of optimizers with one average of the gradient."""
+"""Options of optimizers with one average of the gradient."""
 
 RESTARTS = {"newton-schulz": 2, "polar-express": 1, "gram": 2}
-"""Of each way to orthogonalize a wide matrix X, in bfloat16: iterations on X X^T before both are formed
+"""For each way to orthogonalize a wide matrix X, in bfloat16, the iterations on X X^T before both are formed
 anew. More leave the range that is documented."""
 
 
@@ -153,4 +153,4 @@ ORTHOGONAL = {
         meaning="what the orthogonalization computes in; auto: float32 on a CPU, bfloat16 elsewhere",
     ),
 }
-"""Of optimizers that orthogonalize."""
+"""Options of optimizers that orthogonalize."""

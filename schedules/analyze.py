@@ -23,7 +23,8 @@ class Analysis:
     activations: tuple[int, ...]
     """Maximum number of micro-batches in flight: forwarded, and the backward or half of it still to come."""
     rank_activations: tuple[int, ...]
-    """The same for a rank: each of its stages counts, but for a shard of the head."""
+    """For each rank, the maximum number of micro-batches in flight at a time, where each of its stages counts
+    but a shard of the head."""
     slack: tuple[int | None, ...]
     """Minimum over updates of the forwards between an update and the first reader of its version.
 

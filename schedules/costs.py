@@ -11,9 +11,6 @@ from schedules.messages import Channel, Kind
 MOST_TIME = 1e100
 """Longest time of an action or message: a sum of as many as a program has is finite."""
 
-MOST_JITTER = 100.0
-"""Largest standard deviation of a computation's time, as a share of it."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
@@ -39,9 +36,9 @@ class Costs:
     latency: float
     """From the end of a message's sending to its arrival."""
     hidden_latency: float
-    """The same of the hidden states to a shard of the head; all shards get them from one rank."""
+    """`latency` of the hidden states to a shard of the head; all shards get them from one rank."""
     part_latency: float
-    """The same of a shard's part of the head's gradient; one rank gets them all."""
+    """`latency` of a shard's part of the head's gradient; one rank gets them all."""
     transfer: float
     """Time that a message takes if no other shares its links: its size over the bandwidth. Softmax sums take
     none."""
@@ -50,7 +47,7 @@ class Costs:
     embed: tuple[float, ...] = ()
     """E of a shard of a tied head: its look-up; empty: no time."""
     embed_weight: tuple[float, ...] = ()
-    """Likewise, G: its gradient."""
+    """G of a shard of a tied head: the gradient of its look-up; empty: no time."""
     seed: int
     """Seeds the jitter. Stage, op and micro-batch decide a factor, so that schedules meet the same ones."""
     next_latency: tuple[float, ...] = ()
@@ -94,9 +91,6 @@ def uniform_costs(
     reduction: float = 0.0,
     norm: float | None = 0.0,
     latency: float = 0.0,
-    transfer: float = 0.0,
-    jitter: float = 0.0,
-    seed: int = 0,
 ) -> Costs:
     """Costs of `program` where every rank holds an equal share of the model's blocks.
 
@@ -114,10 +108,7 @@ def uniform_costs(
         update: The optimizer step of a rank's share.
         reduction: Its data-parallel all-reduce.
         norm: See `Costs`.
-        latency: See `Costs`.
-        transfer: See `Costs`.
-        jitter: See `Costs`.
-        seed: See `Costs`.
+        latency: Of a message between ranks. Nothing shares links, and no time is random.
 
     Raises:
         ScheduleError: A time is negative or not finite, or only one half of the backward is given.
@@ -130,8 +121,6 @@ def uniform_costs(
         input_half = weight_half = backward / 2
     else:
         backward = input_half + weight_half
-    if jitter > MOST_JITTER:
-        raise ScheduleError(f"jitter is {jitter:g}; accepted: {MOST_JITTER:g} at most")
     for label, time in (
         ("forward", forward),
         ("backward", backward),
@@ -142,8 +131,6 @@ def uniform_costs(
         ("reduction", reduction),
         ("norm", norm or 0.0),
         ("latency", latency),
-        ("transfer", transfer),
-        ("jitter", jitter),
     ):
         if not 0 <= time <= MOST_TIME:
             raise ScheduleError(f"{label} takes {time}; accepted: 0 to {MOST_TIME:g}")
@@ -169,9 +156,9 @@ def uniform_costs(
         latency=latency,
         hidden_latency=latency,
         part_latency=latency,
-        transfer=transfer,
-        jitter=jitter,
-        seed=seed,
+        transfer=0.0,
+        jitter=0.0,
+        seed=0,
     )
 
 

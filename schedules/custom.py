@@ -45,7 +45,8 @@ def custom_function(name: str) -> Callable[..., Program]:
 
 
 def _imported(module_name: str, attribute: str) -> Any:
-    """As `optimizers.named.import_named`, which this package does not import."""
+    """The object that a module has under this name, as `optimizers.named.import_named` finds it, which this
+    package does not import."""
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -52,8 +52,7 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
         channel_capacity: Messages of a kind between two ranks before their sender must wait; None: any
             number.
     """
-    num_stages, rank_of_stage = program.num_stages, program.rank_of_stage
-    ends = channel_ends(program)
+    rank_of_stage, ends = program.rank_of_stage, channel_ends(program)
     position = [0] * program.num_ranks
     # Messages of a channel come in one order at both ends, so counting the unread ones says which are there.
     unread = {channel: 0 for receives, _ in ends.values() for channel in receives}
@@ -65,16 +64,12 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
     unsent: list[list[Channel]] = [[] for _ in range(program.num_ranks)]
     runnable = deque(range(program.num_ranks))
     queued = [True] * program.num_ranks
-    update = Op.UPDATE
-    written = [program.initial_versions[-1]] * num_stages
+    written = [program.initial_versions[-1]] * program.num_stages
     complete = written[0]  # the newest version that all stages have the gradient of
     awaiting_update: set[int] = set()
     lag = steps_to_agree(program)
 
-    def wake(stage: int) -> None:
-        wake_rank(rank_of_stage[stage])
-
-    def wake_rank(rank: int) -> None:
+    def wake(rank: int) -> None:
         if not queued[rank]:
             queued[rank] = True
             runnable.append(rank)
@@ -95,7 +90,7 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
                 unread[channel] += 1
                 in_flight[link] += 1
                 waiting.pop(0)
-                wake(channel.destination)
+                wake(rank_of_stage[channel.destination])
             if waiting:
                 break
             if place == len(actions):
@@ -111,13 +106,13 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
                 unread[channel] -= 1
                 in_flight[links[channel]] -= 1
                 if channel_capacity is not None:
-                    wake(channel.source)
-            if action.op is update:
+                    wake(rank_of_stage[channel.source])
+            if action.op is Op.UPDATE:
                 written[action.stage] = action.version
                 if min(written) > complete:
                     complete = min(written)
                     for blocked in awaiting_update:
-                        wake_rank(blocked)
+                        wake(blocked)
                     awaiting_update.clear()
             place += 1
             unsent[rank] = list(sends)

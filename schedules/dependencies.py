@@ -123,7 +123,7 @@ class _Link:
     places: dict[int, Place] = field(default_factory=dict)
     """When receives may be posted, by number."""
     weight: int = 1
-    """Of a message; the methods return weights."""
+    """Weight of one message; the methods return sums of weights."""
     posted: int = 0
     """This and what follows count messages while `_most_messages` goes through the actions of a rank."""
     consumed: int = 0

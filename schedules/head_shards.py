@@ -29,12 +29,12 @@ FURTHER_AHEAD = 1
 EMBEDDED_AHEAD = 2
 """Micro-batches that shards of the embedding are ahead of the first stage's forwards, at most."""
 _TIMES = {Op.FORWARD: 20, Op.BACKWARD: 40, Op.BACKWARD_INPUT: 20, Op.BACKWARD_WEIGHT: 20}
-"""Of a rank's share of the blocks, for the order alone. Whole numbers: rounding would decide which of two
-actions comes first, and the order change within a segment."""
+"""Times of a rank's share of the blocks, for the order alone. Whole numbers: rounding would decide which of
+two actions comes first, and the order change within a segment."""
 _HEAD = 20
-"""Likewise, of the forward of the whole head."""
+"""Time of the forward of the whole head, in the unit of `_TIMES`."""
 _LATENCY = 1
-"""Likewise, of a message."""
+"""Time of a message, in the unit of `_TIMES`."""
 _NEVER = 1 << 62
 _FIRST, _NEXT, _LAST = 0, 1, 2
 """Which of the actions that can start at the same time comes first."""
@@ -105,7 +105,7 @@ def _by_step(actions: Sequence[Action], program: Program) -> list[list[Action]]:
 
 
 def _later(actions: Sequence[Action], steps: int, program: Program) -> list[Action]:
-    """The same some steps later."""
+    """These actions, shifted by a number of steps."""
     later, update = steps * program.microbatches, Op.UPDATE
     return [
         Action(stage, op, NO_MICROBATCH if op is update else microbatch + later, version + steps)
@@ -144,7 +144,7 @@ class _Rank:
     lookups: deque[Action]
     """E to come, of all that stage 0 forwards."""
     position: int = 0
-    """Of its next forward, backward or update."""
+    """Place in `actions` of its next forward, backward or update."""
     clock: int = 0
     order: list[Action] = field(default_factory=list)
     """All that it has done."""
@@ -159,7 +159,7 @@ class _Rank:
     gathered: dict[int, int] = field(default_factory=dict)
     """T, and G, performed so far, by step."""
     stamp: int = 0
-    """Of its entry in the heap: older ones do not count."""
+    """Number of its newest entry in the heap: older ones do not count."""
     next: Op = Op.FORWARD
     """The op of its next action."""
     start: int = _NEVER

@@ -48,7 +48,7 @@ class Links(Generic[Content]):
     """A heap: sent by the caller, at this time or later."""
     sent: int = 0
     waiting: dict[Channel, deque[Transfer[Content]]] = field(default_factory=dict)
-    """Of each channel that is in use: what goes after the message under way."""
+    """For each channel in use, the messages that go after the one under way."""
     under_way: _Transfers[Content] = field(default_factory=list)
     by_sender: dict[int, _Transfers[Content]] = field(default_factory=lambda: defaultdict(list))
     by_receiver: dict[int, _Transfers[Content]] = field(default_factory=lambda: defaultdict(list))

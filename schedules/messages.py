@@ -34,7 +34,7 @@ class Kind(StrEnum):
     HIDDEN = "hidden states"
     """Input of the head, to one of its shards."""
     PART = "part of the head's gradient"
-    """Of the input's gradient, and of the softmax's sums: from a shard."""
+    """A shard's part of the gradient of the head's input, and of the softmax's sums."""
     SUMS = "softmax sums"
     """Over the whole vocabulary: to a shard."""
     EMBEDDED = "embedded tokens"

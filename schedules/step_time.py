@@ -215,7 +215,7 @@ class _Periods:
         self.microbatches = steps * program.microbatches
         self.versions = self.microbatches // program.update_interval
         self.numbers: dict[tuple[int, Op, int], int] = {}
-        """Of nodes by stage, op, and number of the micro-batch or version within the period; rank by rank."""
+        """Number of each node, by stage, op, and micro-batch or version within the period; rank by rank."""
         self.by_rank: list[range] = []
         self.delays: dict[Channel | int | None, int] = {None: 0}
         self.back: dict[_Turn, _Turn] = {}

@@ -189,7 +189,7 @@ class _StageState:
     embedded: dict[int, int] = field(default_factory=dict)
     """At a shard of a tied head: version that each look-up read."""
     added: set[int] = field(default_factory=set)
-    """Likewise, micro-batches whose gradient of the embedding is added."""
+    """At a shard of a tied head: micro-batches whose gradient of the embedding is added."""
     since_update: list[int] = field(default_factory=list)
 
 

@@ -18,7 +18,7 @@ State = dict[str, Any]
 """State of one parameter."""
 Tensors = list[Tensor]
 States = list[State]
-"""Of several parameters."""
+"""The states of several parameters."""
 
 
 class EagerOptimizer(torch.optim.Optimizer):

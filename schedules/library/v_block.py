@@ -76,9 +76,9 @@ class VBlock:
     """Time between a micro-batch and the next."""
     forward: tuple[int, ...]
     backward: tuple[int, ...]
-    """Of the whole backward, or of its input half."""
+    """Start of the whole backward, or of its input half."""
     weight: tuple[int, ...] | None
-    """Of the weight half; None: backwards are whole."""
+    """Start of the weight half; None: backwards are whole."""
     lifetimes: tuple[int, ...]
     """From the start of a stage's forward to the end of its backward (of the weight half, if split)."""
 

@@ -182,7 +182,8 @@ def test_every_action_ends_when_the_slow_solution_says(program, data):
 @SOME
 @given(programs(max_stages=5, max_microbatches=6, max_steps=3), st.integers(0, 9))
 def test_a_rank_does_one_thing_at_a_time_whatever_the_collectives(program, seed):
-    costs = uniform_costs(program, update=0.5, reduction=1.5, norm=0.25, latency=0.125, jitter=0.3, seed=seed)
+    costs = uniform_costs(program, update=0.5, reduction=1.5, norm=0.25, latency=0.125)
+    costs = replace(costs, jitter=0.3, seed=seed)
     timeline = simulate(program, costs)
     for starts, ends in zip(timeline.starts, timeline.ends, strict=True):
         spans = sorted(zip(starts, ends, strict=True))
@@ -225,7 +226,7 @@ def test_an_update_by_the_global_norm_waits_for_the_slowest_stage():
 
 def test_messages_of_a_channel_go_one_after_another():
     program = build("gpipe", stages=2, microbatches=2, steps=1)
-    timeline = simulate(program, uniform_costs(program, latency=1.0, transfer=3.0))
+    timeline = simulate(program, replace(uniform_costs(program, latency=1.0), transfer=3.0))
     # The activations leave at 1-4 and 4-7 and arrive at 5 and 8.
     assert [timeline.starts[1][place] for place in range(2)] == [5.0, 8.0]
 
@@ -248,7 +249,7 @@ def test_messages_that_a_rank_sends_or_receives_at_once_share_its_link():
 def test_jitter_is_seeded_and_the_same_for_every_schedule():
     def of(name, seed):
         program = build(name, stages=3, microbatches=4, steps=2)
-        timeline = simulate(program, uniform_costs(program, jitter=0.2, seed=seed))
+        timeline = simulate(program, replace(uniform_costs(program), jitter=0.2, seed=seed))
         return {
             (action.op, action.stage, action.microbatch): end - start
             for actions, starts, ends in zip(program.actions, timeline.starts, timeline.ends, strict=True)
@@ -261,7 +262,7 @@ def test_jitter_is_seeded_and_the_same_for_every_schedule():
 
 def test_jitter_has_the_spread_that_was_asked_for():
     program = build("gpipe", stages=1, microbatches=4000, steps=1)
-    timeline = simulate(program, uniform_costs(program, forward=2.0, jitter=0.25))
+    timeline = simulate(program, replace(uniform_costs(program, forward=2.0), jitter=0.25))
     times = [end - start for start, end in zip(timeline.starts[0], timeline.ends[0], strict=True)][:4000]
     mean = sum(times) / 4000
     spread = (sum((time - mean) ** 2 for time in times) / 3999) ** 0.5

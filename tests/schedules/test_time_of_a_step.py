@@ -168,8 +168,8 @@ def test_what_no_graph_has_is_refused():
     program = build("2bw", stages=2, microbatches=4, steps=6)
     graph = step_graph(program)
     for costs, message in (
-        (uniform_costs(program, transfer=1.0), "have to be simulated"),
-        (uniform_costs(program, jitter=0.1), "have to be simulated"),
+        (replace(uniform_costs(program), transfer=1.0), "have to be simulated"),
+        (replace(uniform_costs(program), jitter=0.1), "have to be simulated"),
         (uniform_costs(program, norm=None), "the costs have none"),
     ):
         with pytest.raises(ValueError, match=message):
