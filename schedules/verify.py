@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Protocol
 
 from schedules.actions import Action, Op, Program, ScheduleError
 from schedules.deadlock import find_deadlock
@@ -219,11 +220,16 @@ def _shard_version_problems(
             )
 
 
+class _Report(Protocol):
+    """Makes a problem of one stage."""
+
+    def __call__(self, kind: str, at: object, sentence: str, *, count: int = 1) -> _Problem: ...
+
+
 def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iterator[_Problem]:
     forward, backward, input_half, update = Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.UPDATE
     head = Op.HEAD  # a forward with the input half of the backward
     is_tied = program.tied_shards and stage > program.loss_stage
-    first, end = _microbatch_range(program)
     initial, interval = program.initial_versions, program.update_interval
     state = _StageState(newest=initial[-1])
     held_at_start = set(initial)
@@ -238,54 +244,15 @@ def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iter
     for action in actions:
         _, op, microbatch, version = action
         if op is update:
-            due = version * interval
-            if is_tied and (halves := {half for half in state.gathered ^ state.added if half < due}):
-                yield problem(
-                    "updates come between the two parts of a tied gradient",
-                    action,
-                    f"{action} comes between the two parts of the gradient of micro-batches "
-                    f"{_listed(sorted(halves))}",
-                )
-            for kind, sentence in _update_problems(action, state, interval):
+            for kind, sentence in _update_problems(action, state, interval, is_tied=is_tied):
                 yield problem(kind, action, sentence)
             state.newest = version
             state.since_update = []
             continue
-        if version > state.newest:
-            yield problem(
-                f"version k + {version - state.newest} is read before it is written, where k is the newest",
-                action,
-                f"{action} reads version {version} while the newest of stage {stage} is {state.newest}",
-            )
-        elif version <= initial[-1] and version not in held_at_start:
-            yield problem(
-                f"versions are read that a stage does not start with (it has {_listed(initial)})",
-                action,
-                f"{action} reads version {version}; stage {stage} starts with {_listed(initial)} only",
-            )
-        if op is Op.EMBED:
-            if microbatch in state.embedded:
-                sentence = f"{action}: stage {stage} embeds micro-batch {microbatch} twice"
-                yield problem("micro-batches are embedded twice", action, sentence)
-            state.embedded[microbatch] = version
-            continue
-        if op is Op.EMBED_WEIGHT:
-            if state.embedded.get(microbatch) != version or microbatch in state.added:
-                yield problem(
-                    "gradients of the embedding without a look-up of their own",
-                    action,
-                    f"{action}: there is no look-up {stage}E{microbatch}@{version} before it, or its "
-                    "gradient was added before",
-                )
-            if microbatch // interval > state.newest:
-                yield problem(
-                    "gradients of the embedding are added to those of an earlier step",
-                    action,
-                    f"{action} adds to the gradient of update {state.newest + 1}, which is not its own",
-                )
-            state.added.add(microbatch)
-            if microbatch in state.gathered:
-                state.since_update.append(microbatch)
+        if version > state.newest or (version <= initial[-1] and version not in held_at_start):
+            yield _read_problem(action, state.newest, initial, problem)
+        if op is Op.EMBED or op is Op.EMBED_WEIGHT:
+            yield from _embedding_problems(action, state, interval, problem)
             continue
         if op is forward or op is head:
             if microbatch in state.forwards:
@@ -334,6 +301,59 @@ def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iter
             )
         if not is_tied or microbatch in state.added:
             state.since_update.append(microbatch)
+    yield from _end_problems(program, stage, state, problem)
+
+
+def _read_problem(action: Action, newest: int, initial: tuple[int, ...], problem: _Report) -> _Problem:
+    """The problem of an action that reads a version which its stage does not have."""
+    stage, version = action.stage, action.version
+    if version > newest:
+        return problem(
+            f"version k + {version - newest} is read before it is written, where k is the newest",
+            action,
+            f"{action} reads version {version} while the newest of stage {stage} is {newest}",
+        )
+    return problem(
+        f"versions are read that a stage does not start with (it has {_listed(initial)})",
+        action,
+        f"{action} reads version {version}; stage {stage} starts with {_listed(initial)} only",
+    )
+
+
+def _embedding_problems(
+    action: Action, state: _StageState, interval: int, problem: _Report
+) -> Iterator[_Problem]:
+    """Of a shard's look-up, or of the gradient of one; notes it in `state`."""
+    stage, op, microbatch, version = action
+    if op is Op.EMBED:
+        if microbatch in state.embedded:
+            sentence = f"{action}: stage {stage} embeds micro-batch {microbatch} twice"
+            yield problem("micro-batches are embedded twice", action, sentence)
+        state.embedded[microbatch] = version
+        return
+    if state.embedded.get(microbatch) != version or microbatch in state.added:
+        yield problem(
+            "gradients of the embedding without a look-up of their own",
+            action,
+            f"{action}: there is no look-up {stage}E{microbatch}@{version} before it, or its "
+            "gradient was added before",
+        )
+    if microbatch // interval > state.newest:
+        yield problem(
+            "gradients of the embedding are added to those of an earlier step",
+            action,
+            f"{action} adds to the gradient of update {state.newest + 1}, which is not its own",
+        )
+    state.added.add(microbatch)
+    if microbatch in state.gathered:
+        state.since_update.append(microbatch)
+
+
+def _end_problems(program: Program, stage: int, state: _StageState, problem: _Report) -> Iterator[_Problem]:
+    """What a stage has left undone at the end of its segment."""
+    first, end = _microbatch_range(program)
+    initial = program.initial_versions
+    is_tied = program.tied_shards and stage > program.loss_stage
     if is_tied and (missing_ones := set(range(first, end)) - state.added):
         yield problem(
             "gradients of the embedding are missing",
@@ -381,7 +401,7 @@ def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iter
             f"stage {stage} ends with version {state.newest}, not with {program.final_versions[-1]}",
         )
     for version in program.final_versions:
-        if version <= initial[-1] and version not in held_at_start:
+        if version <= initial[-1] and version not in initial:
             yield problem(
                 f"version {version} is to be held at the end, and is neither there at the start nor written",
                 f"stage {stage}",
@@ -389,9 +409,17 @@ def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iter
             )
 
 
-def _update_problems(action: Action, state: _StageState, interval: int) -> Iterator[tuple[str, str]]:
-    """Kind and sentence of each problem of an update."""
+def _update_problems(
+    action: Action, state: _StageState, interval: int, *, is_tied: bool
+) -> Iterator[tuple[str, str]]:
+    """Kind and sentence of each problem of an update; `is_tied`: of a shard of a tied head."""
     version = action.version
+    end = version * interval
+    if is_tied and (halves := sorted(half for half in state.gathered ^ state.added if half < end)):
+        yield (
+            "updates come between the two parts of a tied gradient",
+            f"{action} comes between the two parts of the gradient of micro-batches {_listed(halves)}",
+        )
     if version != state.newest + 1:
         yield (
             "updates write another version than the next",

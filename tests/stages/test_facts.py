@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.small_runs import small_config
 
@@ -18,13 +18,11 @@ from stages.resolve.facts import Resolved, facts
 LAYOUTS = {
     "parallel.stages": st.integers(1, 4),
     "parallel.data": st.integers(1, 3),
-    "parallel.shard_head": st.booleans(),
+    "parallel.shard_head": st.sampled_from([False, False, True]),
     "schedule.microbatches": st.integers(1, 8),
-    "schedule.delay": st.integers(1, 3),
-    "schedule.ahead": st.integers(1, 2),
-    "schedule.update_interval": st.none() | st.integers(1, 4),
+    "schedule.delay": st.sampled_from([1, 1, 2, 3]),
+    "schedule.ahead": st.sampled_from([1, 1, 2]),
     "model.layers": st.just(8),
-    "model.tied": st.booleans(),
     "train.clip": st.just("none"),
     "train.steps": st.integers(1, 12),
     "train.eval_interval": st.integers(1, 9),
@@ -36,8 +34,8 @@ LAYOUTS = {
 @given(st.sampled_from(NAMES), st.fixed_dictionaries(LAYOUTS))
 def test_facts_hold_for_every_segment(schedule: str, layout: dict[str, Any]) -> None:
     run = resolve(changed(small_config(), {"schedule.name": schedule, **layout}))
-    if not isinstance(run, Resolved):
-        return
+    assume(isinstance(run, Resolved))
+    assert isinstance(run, Resolved)
     segments = run.segments()
     assert sum(steps for _, steps in segments) == run.config.train.steps
     seen = []
