@@ -146,7 +146,9 @@ class Roofline:
     def reduction(self, config: RunConfig, parameters: int) -> float:
         """Reduce-scatter of a stage's gradients and all-gather of its new weights over the data ranks."""
         within = fits_a_node(config.parallel.data, self.device.node_gpus)
-        return self._reduced_bytes(config, parameters) / (self._within if within else self._adapter(config))
+        # Of a node's own adapter each stage in the node has a share.
+        adapter = self._adapter(users=max(1, self.device.node_gpus // config.parallel.data))
+        return self._reduced_bytes(config, parameters) / (self._within if within else adapter)
 
     def beside_reduction(self, config: RunConfig, parameters: int) -> float:
         """Seconds that what is computed beside that takes longer, as beside exchanges of FSDP."""
@@ -165,16 +167,14 @@ class Roofline:
             (sender * data + pipeline) // node == (receiver * data + pipeline) // node
             for pipeline in range(min(data, node))
         )
-        rate = self._within if within else self._adapter(config)
+        # Of a node's own adapter each data rank of a stage has a share.
+        rate = self._within if within else self._adapter(users=min(data, node))
         return message_bytes(config) / rate + self.device.latency_us * _MICRO
 
-    def _adapter(self, config: RunConfig) -> float:
-        """Rate to other nodes, bytes per second. Of a node's own adapter each of the stages in it has a share
-        for the reductions of its data ranks, and each of the data ranks of one stage for its messages."""
-        device, data = self.device, config.parallel.data
-        users = max(1, device.node_gpus // data) if data > 1 else 1
-        shared = device.node_gpus / users if device.shares_adapter else 1
-        return device.network_gbs * _GIGA * shared
+    def _adapter(self, *, users: int) -> float:
+        """Rate to other nodes, bytes per second, where so many share a node's adapter, if it has but one."""
+        shared = self.device.node_gpus / users if self.device.shares_adapter else 1.0
+        return self.device.network_gbs * _GIGA * shared
 
     @property
     def _within(self) -> float:

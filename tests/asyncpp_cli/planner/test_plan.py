@@ -392,7 +392,7 @@ def test_over_a_slow_link_a_delayed_all_reduce_hides_behind_the_next_step() -> N
             and (row["data_parallel"], row["microbatches"], row["recompute"]) == (2, 16, "none")
             and not row.get("ahead", 1) > 1
         }
-        for link in (("--bandwidth", "1"), ())
+        for link in (("--bandwidth", "1", "--gpus-per-node", "1"), ("--gpus-per-node", "1"))
     )
     assert [slow["1f1b"]["delay"], slow["2bw"]["delay"]] == [0, 1]
     # At 1 Gbit/s a step waits for nothing but the exchange; at the H100's 400 for next to nothing of it.

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support.command_line import refusal, succeeded
 from support.planned import COSTS, layout_of
 
+from asyncpp_cli.experiment.matrix import expand
+from asyncpp_cli.experiment.template import load
 from asyncpp_cli.planner.estimate import own_estimate
 from asyncpp_cli.planner.shared import Shared
+from stages.config.run_config import tokens_per_step
+from stages.memory.estimate import message_bytes
 
 FEW = ("--schedule", "1f1b", "--schedule", "2bw")
 SMALL = ("plan", "nano", "data.context=128", "--tokens-per-step", "4096")
@@ -37,6 +43,47 @@ def test_what_does_not_fit_is_not_offered_as_settings() -> None:
     assert "as settings:" not in found.errors
     assert "It does not fit, so its settings are not shown" in found.errors
     assert "--as-template: no layout of these fits" in refusal(*words, "--as-template", "x.yaml")
+
+
+def test_the_template_of_a_plan_decides_whether_its_delay_pays(tmp_path: Path) -> None:
+    file = tmp_path / "decides.yaml"
+    said = succeeded(*SMALL, *FEW, "--gpus", "4", "--as-template", file).errors
+    configs = [cell.config for cell in expand(load(str(file), []))]
+    synchronous = [config for config in configs if config.schedule.name == "1f1b"]
+    delayed = [config for config in configs if config.schedule.name == "2bw"]
+    assert (len(synchronous), len(delayed)) == (1, 6)
+    lengths = sorted({config.train.steps for config in delayed})
+    assert synchronous[0].train.steps == lengths[1]
+    assert {config.error_feedback.coefficient > 0 for config in delayed} == {False, True}
+    assert {tokens_per_step(config) for config in configs} == {4096}
+    assert all(config.parallel.stages * config.parallel.data == 4 for config in configs)
+    settings = said.split("as settings: ")[1].splitlines()[0].split()
+    assert f"schedule.microbatches={delayed[0].schedule.microbatches}" in settings
+    assert "asyncpp launch E; asyncpp report E --for nano --gpus 4" in said
+
+
+def test_the_title_says_what_is_assumed() -> None:
+    words = ("optimizer=muon", "train.compile=false", "--gpus-per-node", "4", "--node-bandwidth", "10")
+    title = " ".join(succeeded(*SMALL, *FEW, "--gpus", "4", "--rows", "1", *words).output.split())
+    for said in ("4,096 tokens per step, muon", "sequences of 128 tokens", "not compiled", "4 GPUs per node"):
+        assert said in title
+    assert "10 Gbit/s per node" in title
+    assert "leave one out" in refusal(*SMALL, "--bandwidth", "1", "--node-bandwidth", "1")
+
+
+def test_the_gpus_of_a_node_share_its_adapter() -> None:
+    """One pipeline has all of it for its messages, four share it; so do the reductions of stages."""
+    node = COSTS.over(node_gpus=4, network_gbs=1.25 / 4, shares_adapter=True)
+    config = layout_of("360m", "1f1b", stages=8, data=1, microbatches=8)
+    latency = node.device.latency_us / 1e6
+    alone = node.message(config, 3, 4) - latency
+    assert alone == pytest.approx(message_bytes(config) / 1.25e9)
+    shared = layout_of("360m", "1f1b", stages=8, data=4, microbatches=8)
+    assert node.message(shared, 3, 4) - latency == pytest.approx(4 * alone)
+    one, two = (layout_of("360m", "1f1b", stages=stages, data=8 // stages) for stages in (1, 2))
+    assert node.reduction(two, 10**8) < node.reduction(one, 10**8)
+    wide = layout_of("360m", "1f1b", stages=1, data=8)
+    assert node.reduction(wide, 10**8) == pytest.approx(10**8 * 6 * 7 / 8 / 1.25e9)
 
 
 @pytest.mark.parametrize(("stages", "data", "crosses"), [(2, 1, False), (8, 1, False), (4, 4, True)])
