@@ -14,6 +14,7 @@ from asyncpp_cli.commands.arguments import AllowCode, Changes, template_words
 
 if TYPE_CHECKING:
     from asyncpp_cli.experiment.matrix import ResolvedCell
+    from asyncpp_cli.experiment.render import Rendered
     from asyncpp_cli.planner.cells import Expected
     from asyncpp_cli.planner.sweeping import Sweep
 
@@ -67,7 +68,7 @@ def sweep(
     In the folder of an existing experiment, only missing cells are added (more seeds, for example), and runs
     whose folder was removed are restored.
     """
-    from asyncpp_cli.base.console import command, say
+    from asyncpp_cli.base.console import say
     from asyncpp_cli.experiment.shipped import find_template
     from asyncpp_cli.experiment.sweep_notes import environment_notes, notes
     from asyncpp_cli.experiment.template import text_of
@@ -89,24 +90,26 @@ def sweep(
         profiles=profiles or [],
         plan=(list_only or as_json) and not resolve,
     )
-    cells, rendered = swept.cells, swept.rendered
     if as_json:
         assert swept.expected is not None
-        seconds = swept.seconds or [None] * len(cells)
-        print(
-            json.dumps(
-                [_record(*each) for each in zip(cells, swept.expected, seconds, strict=True)], indent=1
-            )
-        )
+        seconds = swept.seconds or [None] * len(swept.cells)
+        each_cell = zip(swept.cells, swept.expected, seconds, strict=True)
+        print(json.dumps([_record(*each) for each in each_cell], indent=1))
     elif resolve:
         print(text_of(swept.template), end="")
     else:
-        show_cells(cells, swept.expected, swept.seconds, title=swept.template.name)
+        show_cells(swept.cells, swept.expected, swept.seconds, title=swept.template.name)
     _say_cost(swept)
-    for note in [*environment_notes(swept.template), *notes(cells)]:
+    for note in [*environment_notes(swept.template), *notes(swept.cells)]:
         say(f"note: {note}")
-    if rendered is None or out is None:
-        return
+    if swept.rendered is not None and out is not None:
+        _say_written(swept.rendered, swept.cells, out)
+
+
+def _say_written(rendered: Rendered, cells: Sequence[ResolvedCell], out: Path) -> None:
+    """Say which runs a sweep has added to its folder or restored there, and what to do next."""
+    from asyncpp_cli.base.console import command, say
+
     if rendered.added == len(cells):
         say(f"Wrote {len(cells)} run{'s' * (len(cells) != 1)} to {out}. Next: {command('launch', out)}")
         if any(cell.config.site.device == "cuda" or cell.config.site.gpu for cell in cells):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from asyncpp_cli.runs.attempts.attempt import Attempt
     from asyncpp_cli.runs.run_folder import Run
     from stages.config.run_config import RunConfig
+    from stages.training_loop import TrainingResult
 
 
 def train(
@@ -95,13 +97,9 @@ def _train(
     Raises:
         SystemExit: with `RESUMABLE`, after saving on a request to stop.
     """
-    from asyncpp_cli.base.console import command
-    from asyncpp_cli.experiment.own_code import mistake_in_own_code
     from asyncpp_cli.runs.attempts.claims import record_processes
     from asyncpp_cli.runs.attempts.recorder import RunRecorder, StepLines
     from asyncpp_cli.runs.attempts.settle import end_rank
-    from stages.config.own_code import raised_in
-    from stages.config.segments import as_trained
     from stages.liveness.stop_signal import RESUMABLE, listening
     from stages.liveness.watchdog import set_flight_recorder, write_operations
 
@@ -121,9 +119,6 @@ def _train(
             stop = _signalled_or_requested(attempt, stop)
         with importing_torch():
             from stages import trainer
-            from stages.checkpoint.files import FormatError, LostCheckpointError
-            from stages.comm.device_settings import DeviceSettingError
-            from stages.comm.process import connected
 
         recorder = RunRecorder(run, attempt=attempt.number, lines=StepLines(steps=config.train.steps))
         settings: dict[str, Any] = {
@@ -134,51 +129,77 @@ def _train(
             "stop": stop,
             "on_stall": give_up,
         }
-        try:
-            if replay:
-                record_processes(attempt, [os.getpid()])
-                result = trainer.replay(config, **settings)
-            else:
-                with connected(
-                    rank=rank_env.rank,
-                    size=rank_env.size,
-                    local_rank=rank_env.local_rank,
-                    local_size=rank_env.local_size,
-                    rendezvous=attempt.rendezvous,
-                    site=config.site,
-                    data_ranks=as_trained(config).parallel.data,
-                ) as process:
-                    if process.rank == 0:
-                        record_processes(attempt, process.pids)
-                    result = trainer.train(
-                        config,
-                        process=process,
-                        dump_folder=attempt.folder,
-                        on_wait=partial(attempt.record_waiting, rank_env.rank),
-                        **settings,
-                    )
-        except SystemExit as leaving:
-            if stop():
-                raise
-            # Raised by user code, such as a custom model; its exit code says nothing about the run.
-            place = raised_in(leaving, config)[1]
-            raise UserError(
-                f"the run's own code ended the process (SystemExit: {leaving.code}){place}"
-            ) from leaving
-        except LostCheckpointError as error:
-            repair = command("launch", run.folder.parents[1] / run.id)
-            raise UserError(f"{error}; where metrics are lost, {repair} starts again before that") from error
-        except (DeviceSettingError, FormatError) as error:
-            raise UserError(str(error)) from error
-        except Exception as error:
-            if (mistake := mistake_in_own_code(error, config)) is None:
-                raise
-            raise mistake from error
-        finally:
-            recorder.close()
+        with _told(run, config, stop):
+            try:
+                if replay:
+                    record_processes(attempt, [os.getpid()])
+                    result = trainer.replay(config, **settings)
+                else:
+                    result = _trained_together(config, attempt, rank_env, settings)
+            finally:
+                recorder.close()
     if result.stopped_at is not None:
         print(f"stopped on request: saved after step {result.stopped_at}", file=sys.stderr)
         raise SystemExit(RESUMABLE)
+
+
+def _trained_together(
+    config: RunConfig, attempt: Attempt, rank_env: RankEnv, settings: dict[str, Any]
+) -> TrainingResult:
+    """The result of training with the processes of the other ranks."""
+    from asyncpp_cli.runs.attempts.claims import record_processes
+    from stages import trainer
+    from stages.comm.process import connected
+    from stages.config.segments import as_trained
+
+    with connected(
+        rank=rank_env.rank,
+        size=rank_env.size,
+        local_rank=rank_env.local_rank,
+        local_size=rank_env.local_size,
+        rendezvous=attempt.rendezvous,
+        site=config.site,
+        data_ranks=as_trained(config).parallel.data,
+    ) as process:
+        if process.rank == 0:
+            record_processes(attempt, process.pids)
+        return trainer.train(
+            config,
+            process=process,
+            dump_folder=attempt.folder,
+            on_wait=partial(attempt.record_waiting, rank_env.rank),
+            **settings,
+        )
+
+
+@contextmanager
+def _told(run: Run, config: RunConfig, stop: Callable[[], bool]) -> Iterator[None]:
+    """Tell errors of training that are no bugs of asyncpp as mistakes: of the machine, files or own code."""
+    from asyncpp_cli.base.console import command
+    from asyncpp_cli.experiment.own_code import mistake_in_own_code
+    from stages.checkpoint.files import FormatError, LostCheckpointError
+    from stages.comm.device_settings import DeviceSettingError
+    from stages.config.own_code import raised_in
+
+    try:
+        yield
+    except SystemExit as leaving:
+        if stop():
+            raise
+        # Raised by user code, such as a custom model; its exit code says nothing about the run.
+        place = raised_in(leaving, config)[1]
+        raise UserError(
+            f"the run's own code ended the process (SystemExit: {leaving.code}){place}"
+        ) from leaving
+    except LostCheckpointError as error:
+        repair = command("launch", run.folder.parents[1] / run.id)
+        raise UserError(f"{error}; where metrics are lost, {repair} starts again before that") from error
+    except (DeviceSettingError, FormatError) as error:
+        raise UserError(str(error)) from error
+    except Exception as error:
+        if (mistake := mistake_in_own_code(error, config)) is None:
+            raise
+        raise mistake from error
 
 
 _SECONDS_BETWEEN_POLLS = 1.0

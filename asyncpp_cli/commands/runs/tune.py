@@ -88,9 +88,7 @@ def tune(
             rungs=() if grid else _shares(rungs),
         )
         if dry_run:
-            made = planned(question, allow_code=allow_code or ())
-            _show_plan(made.plan, as_json=as_json)
-            _say_time(made)
+            _show_planned(planned(question, allow_code=allow_code or ()), as_json=as_json)
             return
         if out is None:
             raise UserError("--out DIR is missing: the experiment's folder (or --dry-run, to see the budget)")
@@ -104,12 +102,13 @@ def tune(
     raise typer.Exit(code)
 
 
-def _say_time(made: Planned) -> None:
-    """Say how long a tuning is expected to take on this machine, if that is known."""
+def _show_planned(made: Planned, *, as_json: bool) -> None:
+    """Print what a tuning would train, and how long it is expected to take on this machine, if known."""
     from asyncpp_cli.base.console import say
     from asyncpp_cli.launch.expected import expected_line
     from asyncpp_cli.tune.plan import expected_steps
 
+    _show_plan(made.plan, as_json=as_json)
     steps = expected_steps(made.plan)
     configs = [
         replace(each.config, train=replace(each.config.train, steps=steps[each.cell.id]))
