@@ -177,11 +177,7 @@ def launch_locally(
                 cancelled=cancelled,
             ).run()
     except Interrupted as interrupted:
-        own = f"ended the runs that this launch had started ({interrupted.own})"
-        say(f"{interrupted}: {own if interrupted.own else 'this launch trained no run, and ended none'}.")
-        if interrupted.others:
-            cancel = command("cancel", experiment.folder)
-            say(f"Runs of other launches go on ({interrupted.others}); to end them: {cancel}")
+        _say_interrupted(interrupted, experiment)
         say(f"To resume: {resume or resume_command(runs, experiment.folder, options)}")
         return INTERRUPTED
     done = [is_done(status, until=task.until) for task, status in zip(tasks, ended, strict=True)]
@@ -195,6 +191,15 @@ def launch_locally(
     how = "completed or paused" if pauses else "completed"
     say(f"{completed} of {len(runs)} runs {how} in {experiment.folder}{cancelled_note}")
     return 0 if completed == len(runs) else 1
+
+
+def _say_interrupted(interrupted: Interrupted, experiment: Experiment) -> None:
+    """Say what Ctrl-C has ended, and what goes on."""
+    own = f"ended the runs that this launch had started ({interrupted.own})"
+    say(f"{interrupted}: {own if interrupted.own else 'this launch trained no run, and ended none'}.")
+    if interrupted.others:
+        cancel = command("cancel", experiment.folder)
+        say(f"Runs of other launches go on ({interrupted.others}); to end them: {cancel}")
 
 
 def _words(options: LaunchOptions) -> list[str]:

@@ -235,10 +235,7 @@ def connected(
         site, rank=rank, local_rank=local_rank, local_size=local_size, data_ranks=data_ranks
     )
     if device.type == "cuda":
-        check_environment(os.environ, ranks=size)
-        torch.cuda.set_device(device)
-        if local_size > 1:
-            run_near(_pci_address(device))
+        _take(device, size=size, local_size=local_size)
     _raise_open_files()
     alone = local_size == size
     address = choose_address(alone=alone)
@@ -269,11 +266,7 @@ def connected(
                 pids=[pid for pid, _ in everyone],
             )
             if process.host_staged and rank == 0:
-                print(
-                    "processes of this run share a GPU: their messages go through host memory, which is for "
-                    "trying a run out, not for measuring; for full speed start one process per GPU",
-                    file=sys.stderr,
-                )
+                print(_SHARED_GPU, file=sys.stderr)
             yield process
             failure = None
         except Exception as error:
@@ -286,6 +279,20 @@ def connected(
             member.close(failure=failure)
             if process is not None and failure is not None:
                 process.close(failed=True)
+
+
+_SHARED_GPU = (
+    "processes of this run share a GPU: their messages go through host memory, which is for "
+    "trying a run out, not for measuring; for full speed start one process per GPU"
+)
+
+
+def _take(device: torch.device, *, size: int, local_size: int) -> None:
+    """Make a GPU that of this process, which runs on the processors near it."""
+    check_environment(os.environ, ranks=size)
+    torch.cuda.set_device(device)
+    if local_size > 1:
+        run_near(_pci_address(device))
 
 
 def _raise_open_files() -> None:

@@ -108,11 +108,7 @@ def evaluate(
     links, data = connection.links, connection.data
     read = [(name, index) for name, count in batches.evaluated.items() for index in range(count)]
     program = forward_program(
-        program,
-        microbatches=len(read),
-        version=version,
-        data_rank=data.rank,
-        data_ranks=data.size,
+        program, microbatches=len(read), version=version, data_rank=data.rank, data_ranks=data.size
     )
     links.begin(program)
     weights = {}
@@ -160,14 +156,27 @@ def evaluate(
         if isinstance(state.weights, ShardedWeights) and len(own_microbatches) < -(-len(read) // data.size):
             tokens, targets = batches.validation(0, count=1)
             state.weights.replicas[0].module(tokens, state.weights.newest().routing(), targets=targets)
+    return (yield from _gathered(losses, program.microbatches, connection, batches))
+
+
+def _gathered(
+    losses: Mapping[int, Tensor], count: int, connection: Connection, batches: Batches
+) -> Generator[None, None, dict[str, ValidationLoss]]:
+    """The loss of each validation set, from those that each data rank has computed.
+
+    Args:
+        losses: of this data rank, scalars by micro-batch.
+        count: number of micro-batches of all data ranks.
+        connection: of the rank to the others.
+        batches: source of the micro-batches.
+    """
+    links, data = connection.links, connection.data
     nothing = torch.zeros((), dtype=torch.float64, device=batches.device)
-    own_losses = [losses.get(microbatch, nothing) for microbatch in range(program.microbatches)]
+    own_losses = [losses.get(microbatch, nothing) for microbatch in range(count)]
     gathering = data.all_gather(torch.stack(own_losses))
     yield from _awaited(gathering, links)
     by_data_rank = gathering.take()
-    in_order = [
-        by_data_rank[microbatch % data.size][microbatch] for microbatch in range(program.microbatches)
-    ]
+    in_order = [by_data_rank[microbatch % data.size][microbatch] for microbatch in range(count)]
     of_sets = torch.split(torch.stack(in_order), list(batches.evaluated.values()))
     return {name: _loss(of_set) for name, of_set in zip(batches.evaluated, of_sets, strict=True)}
 

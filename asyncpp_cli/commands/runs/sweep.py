@@ -91,10 +91,7 @@ def sweep(
         plan=(list_only or as_json) and not resolve,
     )
     if as_json:
-        assert swept.expected is not None
-        seconds = swept.seconds or [None] * len(swept.cells)
-        each_cell = zip(swept.cells, swept.expected, seconds, strict=True)
-        print(json.dumps([_record(*each) for each in each_cell], indent=1))
+        _print_cells(swept)
     elif resolve:
         print(text_of(swept.template), end="")
     else:
@@ -104,6 +101,13 @@ def sweep(
         say(f"note: {note}")
     if swept.rendered is not None and out is not None:
         _say_written(swept.rendered, swept.cells, out)
+
+
+def _print_cells(swept: Sweep) -> None:
+    assert swept.expected is not None
+    seconds = swept.seconds or [None] * len(swept.cells)
+    each_cell = zip(swept.cells, swept.expected, seconds, strict=True)
+    print(json.dumps([_record(*each) for each in each_cell], indent=1))
 
 
 def _say_written(rendered: Rendered, cells: Sequence[ResolvedCell], out: Path) -> None:
