@@ -38,7 +38,7 @@ from asyncpp_cli.sites.resources import Machine, Resources, import_path, resourc
 from schedules import ScheduleError
 from stages.config.own_code import check_code
 from stages.config.run_config import RunConfig
-from stages.config.segments import as_data_ranks
+from stages.config.segments import as_data_ranks, is_sharded
 from stages.resolve.data import check_data
 
 _POLL_SECONDS = 0.25
@@ -375,12 +375,16 @@ def _planned_gb(config: RunConfig, resources: Resources) -> float:
     """See `Task.gpu_gb`: tensors, and the context of each process."""
     from asyncpp_cli.planner.costs.devices import CONTEXT_GB
     from asyncpp_cli.planner.memory import GB, planned_memory
+    from asyncpp_cli.planner.sharding import memory_of_run
 
     if config.model.factory is not None:
         return inf
     try:
-        config = as_data_ranks(config)
-        ranks = planned_memory(config)
+        if is_sharded(config) and resources.processes == resources.ranks:
+            ranks = [memory_of_run(config)]
+        else:
+            config = as_data_ranks(config)
+            ranks = planned_memory(config)
     except ScheduleError:
         return inf
     if resources.processes < resources.ranks:

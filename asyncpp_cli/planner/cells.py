@@ -14,11 +14,14 @@ from asyncpp_cli.planner.costs.profile_costs import Measured
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import Estimate, estimate
 from asyncpp_cli.planner.layouts import RECOMPUTE
+from asyncpp_cli.planner.memory import GB
+from asyncpp_cli.planner.sharding import memory_of_run
 from asyncpp_cli.planner.shared import CostModel
 from asyncpp_cli.runs.settings import items
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.sites.resources import ranks_of
 from stages.config.run_config import RunConfig
+from stages.config.segments import as_data_ranks, is_sharded
 
 DEFAULT_GPU = "h100"
 """GPU that a model alone is planned for, and whose times order layouts where nobody names one."""
@@ -173,14 +176,23 @@ def _expected(source: str, resolved: ResolvedCell, machine: Machine) -> Expected
     config, costs = machine.config, machine.costs
     if config.model.factory is not None:
         return Expected(None, None)
-    planned = estimate(config, costs, limit_gb=None)
+    planned = estimate(as_data_ranks(config), costs, limit_gb=None)
     limit = config.site.memory_gb
+    seconds = planned.step.seconds if machine.times_known else None
+    if is_sharded(config):
+        gb = sum(memory_of_run(config).values()) / GB
+        if limit is not None and gb > limit:
+            raise UserError(
+                f"{source}: site.memory_gb: a process needs {gb:.1f} GB and a device has {limit:g} "
+                f"(cell {describe(resolved.cell.axes)}); `asyncpp plan` shows layouts that fit"
+            )
+        return Expected(gb, seconds, costs.threads)
     if limit is not None and planned.memory_gb > limit:
         raise UserError(
             f"{source}: site.memory_gb: {_excess(planned, limit)} "
             f"(cell {describe(resolved.cell.axes)}); {_advice(config, costs, limit)}"
         )
-    return Expected(planned.memory_gb, planned.step.seconds if machine.times_known else None, costs.threads)
+    return Expected(planned.memory_gb, seconds, costs.threads)
 
 
 def _excess(planned: Estimate, limit: float) -> str:

@@ -21,6 +21,7 @@ from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.sites.resources import Machine, import_path, resources_of, this_machine
 from stages.config.own_code import named_code
 from stages.config.run_config import OWN_SPLIT, RunConfig, eval_microbatches, tokens_per_step
+from stages.config.segments import as_data_ranks
 from stages.shape.families import describe
 
 _MOST_FLOPS = 2e10
@@ -56,11 +57,11 @@ def seconds_here(configs: Sequence[RunConfig], *, machine: Machine) -> list[floa
             continue
         key, train, parts = _kind(config) + estimate_key(config), config.train, measured.parts(config)
         if key not in steps:
-            steps[key] = estimate(config, measured, limit_gb=None).step.seconds
+            steps[key] = estimate(as_data_ranks(config), measured, limit_gb=None).step.seconds
         forward = fsum(part.forward for part in (parts.embedding, *parts.blocks, parts.head))
         evaluated = eval_microbatches(config, OWN_SPLIT, tokens=10**12)
         evaluated *= -(-train.steps // train.eval_interval)
-        busy = steps[key] * train.steps + evaluated * forward / config.parallel.stages
+        busy = steps[key] * train.steps + evaluated * forward / as_data_ranks(config).parallel.stages
         cores = resources_of(config, replay=False, machine=machine).cores
         seconds.append(_START_SECONDS + busy * max(1.0, cores / machine.cores))
     return seconds

@@ -12,13 +12,21 @@ from heapq import heapreplace
 from math import prod
 from typing import Any
 
+from asyncpp_cli.planner.memory import OF_THE_DEVICE
 from asyncpp_cli.planner.peak_memory import allocator_bytes, communicator_bytes, forward_bytes
 from optimizers import method_named
 from optimizers.options import Value
 from optimizers.state_size import state_values, step_values
 from schedules.messages import RankLinks
 from stages.config.run_config import ModelConfig, RunConfig, optimizer_options
-from stages.memory.estimate import head_chunk_rows, microbatch_activations, recomputed_bytes, sizes
+from stages.config.segments import as_trained, shards_of
+from stages.memory.estimate import (
+    head_chunk_rows,
+    microbatch_activations,
+    planned_on_gpu,
+    recomputed_bytes,
+    sizes,
+)
 from stages.shape.activations import INDEX_BYTES
 from stages.shape.families import describe
 from stages.shape.partition import StageCut
@@ -45,6 +53,27 @@ class Sharding:
         )
         kept = "" if self.reshard else ", weights kept" if self.reduce_each else ", weights kept for the step"
         return name + kept + ("" if self.reduce_each else ", gradients reduced once")
+
+
+def memory_of_run(config: RunConfig) -> dict[str, int]:
+    """As `memory`, of a run under `fsdp` or `hsdp`, which reduces gradients once per step.
+
+    Raises:
+        schedules.ScheduleError: its processes cannot share the micro-batches.
+    """
+    shards, trained = shards_of(config), as_trained(config)
+    how = Sharding(
+        ranks=shards,
+        replicas=trained.parallel.data // shards,
+        reshard=not config.schedule.keep_weights,
+        reduce_each=False,
+    )
+    kinds = memory(trained, how)
+    return (
+        kinds
+        if planned_on_gpu(config)
+        else {kind: kinds[kind] for kind in kinds if kind not in OF_THE_DEVICE}
+    )
 
 
 def by_rule(config: RunConfig) -> tuple[Sequence[Parameter], Sequence[Parameter]]:
