@@ -39,8 +39,6 @@ class DescribedRun:
     """Time limit in sbatch's notation; None on a site without one."""
     grace: float
     """Seconds that the run may take to save."""
-    rank_command: tuple[str, ...]
-    """Command of each rank."""
     node_commands: tuple[str, ...]
     """Command of each node, for a shell; HOST stands for the first node."""
 
@@ -81,7 +79,6 @@ def _described(run_id: str, folder: str, config: RunConfig, site: Site, *, repla
         memory=site.memory,
         time=None if site.scheduler == LOCAL else site.time,
         grace=config.site.grace,
-        rank_command=(*python, *train),
         node_commands=tuple(
             shlex.join([*python, *_torchrun(shape, node), *train]) for node in range(shape.nodes)
         ),

@@ -1,4 +1,4 @@
-"""asyncpp's commands started by srun, inside an allocation that asyncpp did not ask for."""
+"""`asyncpp launch` started by srun, inside an allocation that asyncpp did not ask for."""
 
 from __future__ import annotations
 
@@ -16,20 +16,6 @@ def srun(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a command on nodes of the test cluster."""
     command = ["srun", "--mpi=none", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=550, check=False)
-
-
-@pytest.mark.usefixtures("slurm_conf")
-def test_ranks_that_srun_starts_train_the_run(tmp_path: Path) -> None:
-    [run] = sweep(tmp_path / "e", *ONE_RUN, "train.steps=2").runs
-    ended = srun("-N", "2", "-n", "2", *ASYNCPP, "train", run.folder)
-    assert ended.returncode == 0, ended.stderr
-    assert outcomes(run) == [("completed", "")]
-    few = sweep(tmp_path / "few", *ONE_RUN, "train.steps=2").runs[0]
-    ended = srun("-n", "3", *ASYNCPP, "train", few.folder)
-    told = {line for line in ended.stderr.splitlines() if not line.startswith("srun:")}
-    assert ended.returncode == 2
-    assert len(told) == 1, ended.stderr
-    assert "2 ranks" in told.pop()
 
 
 @pytest.mark.usefixtures("slurm_conf")

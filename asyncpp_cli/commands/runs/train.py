@@ -32,12 +32,12 @@ def train(
         bool, typer.Option("--replay", help="Run all ranks in this process, taking turns; same numbers.")
     ] = False,
 ) -> None:
-    """Train one run. `launch` starts this for every rank; torchrun, mpiexec, srun, Flux and pods can as well.
+    """Train one run. `launch` starts this for every rank, and torchrun can.
 
     Resumes from the newest valid checkpoint of its folder. On SIGTERM or SIGUSR2 to any of its processes all
     of them save and exit with code 75; training can then be resumed.
 
-    With torchrun: torchrun --nproc-per-node RANKS -m asyncpp_cli train DIR/RUN. Others: docs/anywhere.md.
+    With torchrun: torchrun --nproc-per-node RANKS -m asyncpp_cli train DIR/RUN. More: docs/anywhere.md.
     """
     from asyncpp_cli.base.console import say
     from asyncpp_cli.experiment.run_data import config_to_train, naming_config, owners_of
@@ -56,7 +56,7 @@ def train(
     if lineage is not None and (run.saved_step or 0) < lineage.step:
         raise UserError(f"{run.folder} {lineage.text}, and has no checkpoint of it any more")
     processes = 1 if replay else ranks_of(config)
-    rank_env = read_rank_env(processes)
+    rank_env = read_rank_env()
     if rank_env.size != processes:
         raise UserError(
             _wrong_size(run_folder, run, processes=processes, actual=rank_env.size, replay=replay)

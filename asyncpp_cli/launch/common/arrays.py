@@ -10,9 +10,10 @@ from operator import attrgetter
 from typing import Any
 
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.experiment.matrix import Cell, ResolvedCell
+from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.run_data import config_to_train, naming_config
 from asyncpp_cli.launch.common.options import LaunchOptions, Pauses, check_pause
+from asyncpp_cli.runs.experiment_folder import Cell
 from asyncpp_cli.runs.run_folder import FolderName, Run, RunId
 from asyncpp_cli.runs.status import UNKNOWN, State, is_done
 from asyncpp_cli.sites.profile import Site, seconds_of

@@ -13,14 +13,14 @@ from support.command_line import Ended, ran
 from support.launches import ONE, sweep
 
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.experiment.matrix import Cell, ResolvedCell
+from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.launch.common.arrays import JobShape, PlannedArray, plan_arrays, shape_of
 from asyncpp_cli.launch.common.options import LaunchOptions
 from asyncpp_cli.launch.common.supervisor import tasks_of_node
 from asyncpp_cli.launch.submission import submit
 from asyncpp_cli.launch.submission.sbatch import BatchJob, array_script
 from asyncpp_cli.planner.cells import expected
-from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.experiment_folder import Cell, open_experiment
 from asyncpp_cli.runs.settings import with_settings
 from asyncpp_cli.sites.profile import (
     Site,
