@@ -16,7 +16,7 @@ from asyncpp_cli.experiment.run_data import locations, paths_of, set_locations
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment
 from asyncpp_cli.runs.run_folder import HASH_DIGITS, Run
 from asyncpp_cli.runs.settings import config_hash, get, identity
-from stages.config.run_config import DataConfig, RunConfig, trained_paths
+from stages.config.run_config import DataConfig, RunConfig
 
 
 def with_existing_ids(cells: Sequence[ResolvedCell], existing: Experiment) -> list[ResolvedCell]:
@@ -32,7 +32,7 @@ def with_existing_ids(cells: Sequence[ResolvedCell], existing: Experiment) -> li
     matched: list[ResolvedCell] = []
     for resolved in cells:
         match = None
-        if resolved.cell.id not in by_id and trained_paths(resolved.config.data):
+        if resolved.cell.id not in by_id and resolved.config.data.trained_paths:
             match = by_digest.get(config_hash(resolved.config)[:HASH_DIGITS])
             if match is not None and _axes_without_path(match) != _axes_without_path(resolved.cell):
                 match = None
@@ -74,7 +74,7 @@ def check_same_data(cells: Sequence[ResolvedCell], existing: Experiment) -> None
 def _data_key(resolved: ResolvedCell) -> tuple[object, ...]:
     """What the hash of a cell's data depends on, but for the content."""
     data = resolved.config.data
-    return (*trained_paths(data).items(), data.validation_share, data.dtype)
+    return (*data.trained_paths.items(), data.validation_share, data.dtype)
 
 
 def _recorded_sha256(runs: Iterable[Run]) -> str | None:
@@ -135,12 +135,12 @@ def _refuse_changed_data(cells: Sequence[ResolvedCell], existing: Experiment) ->
 
 
 def _changed(data: DataConfig, existing: Experiment) -> UserError:
-    if not trained_paths(data):
+    if not data.trained_paths:
         return UserError(
             "the text of the Python standard library differs from that of the runs of "
             f"{existing.folder} (another Python?); name another folder"
         )
-    where = ", ".join(trained_paths(data).values())
+    where = ", ".join(data.trained_paths.values())
     return UserError(
         f"the data in {where} has changed since the runs of {existing.folder} were made; restore it, or name "
         "another folder"

@@ -42,7 +42,7 @@ from asyncpp_cli.runs.settings import (
     with_settings,
 )
 from optimizers import NAMES as OPTIMIZERS
-from stages.config.run_config import DataConfig, ModelConfig, RunConfig, changed, trained_paths
+from stages.config.run_config import DataConfig, ModelConfig, RunConfig, changed
 
 MOST_CELLS = 100_000
 """Cells of a template at most; more are taken for a mistake."""
@@ -303,7 +303,7 @@ def _pinned_data(data: DataConfig, template: Template, checksums: dict[tuple[Any
 
     if not 0 < data.validation_share < 1:
         return {}  # `check_cells` reports it
-    key = (*trained_paths(data).items(), data.validation_share, data.dtype)
+    key = (*data.trained_paths.items(), data.validation_share, data.dtype)
     try:
         if key not in checksums:
             checksums[key] = find_corpus(data).sha256
@@ -352,7 +352,7 @@ def _fitting_vocabulary(config: RunConfig, needed: dict[tuple[Any, ...], int]) -
     from stages.data.dataset import DataError, vocabulary
 
     data = config.data
-    key = (*trained_paths(data).items(), data.validation_share, data.context, *data.validation.values())
+    key = (*data.trained_paths.items(), data.validation_share, data.context, *data.validation.values())
     if key not in needed:
         try:
             needed[key] = vocabulary(data)

@@ -18,7 +18,7 @@ from asyncpp_cli.runs.settings import config_hash, with_settings
 from stages.checkpoint.files import Owner
 from stages.config.limits import ConfigError
 from stages.config.records import FileRecord, encoded, read_record
-from stages.config.run_config import DataConfig, RunConfig, trained_paths
+from stages.config.run_config import DataConfig, RunConfig
 
 LOCATIONS = "data.json"
 
@@ -62,7 +62,7 @@ def naming_config(run: Run) -> Iterator[None]:
 def paths_of(data: DataConfig) -> dict[str, str]:
     """The paths of data and validation sets in a configuration, by key."""
     sets = {f"data.validation.{name}": path for name, path in data.validation.items()}
-    return trained_paths(data) | sets
+    return data.trained_paths | sets
 
 
 def owners_of(run: Run) -> list[Owner]:

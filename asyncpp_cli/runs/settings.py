@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from stages.config.keys import MISSING, facts
-from stages.config.run_config import RunConfig, changed, trained_paths
+from stages.config.run_config import RunConfig, changed
 
 
 class SettingError(Exception):
@@ -317,10 +317,10 @@ def identity(config: RunConfig) -> dict[str, Any]:
     (`model.init_sha256`, `data.sha256`, `data.validation_sha256`). Without a hash the path of the data is
     kept. The standard library's text is left out, so that ids do not depend on the version of Python.
     """
-    has_hash = bool(trained_paths(config.data)) and config.data.sha256 is not None
+    has_hash = bool(config.data.trained_paths) and config.data.sha256 is not None
     excluded = {"model.init", "data.path" if has_hash else "data.sha256", *_SITE_KEYS}
     if has_hash:
-        excluded |= trained_paths(config.data).keys() | {"data.dtype"}
+        excluded |= config.data.trained_paths.keys() | {"data.dtype"}
     excluded |= {f"data.validation.{name}" for name in config.data.validation_sha256}
     defaults = _defaults()
     return {

@@ -257,12 +257,12 @@ class DataConfig:
     """With `document_mask`: the token that ends a document, if the data does not record it; only prepared
     data does."""
 
-
-def trained_paths(data: DataConfig) -> dict[str, str]:
-    """Paths of the data that is trained on, by key; none for the text of the Python standard library."""
-    if data.sources:
-        return {f"data.sources.{name}": path for name, path in data.sources.items()}
-    return {} if data.path is None else {"data.path": data.path}
+    @property
+    def trained_paths(self) -> dict[str, str]:
+        """Paths of the data that is trained on, by key; none for the text of the Python standard library."""
+        if self.sources:
+            return {f"data.sources.{name}": path for name, path in self.sources.items()}
+        return {} if self.path is None else {"data.path": self.path}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stages.config.keys import LARGEST
-from stages.config.run_config import OWN_SPLIT, DataConfig, trained_paths
+from stages.config.run_config import OWN_SPLIT, DataConfig
 from stages.data.foreign_formats import find_shards, held_out_files, read_shard, read_shards
 from stages.data.integrity import check_shards, checksums_of
 from stages.data.prepared import MANIFEST, Prepared, read_prepared
@@ -243,14 +243,14 @@ def recorded_end_of_document(config: DataConfig) -> int | None:
     Raises:
         DataError: see `find_corpus`.
     """
-    folders = [_path(DataConfig(path=path)) for path in trained_paths(config).values()]
+    folders = [_path(DataConfig(path=path)) for path in config.trained_paths.values()]
     recorded = (read_prepared(folder).end_of_document for folder in folders if folder and is_prepared(folder))
     return next(recorded, None)
 
 
 def tokenizer_folder(config: DataConfig) -> Path | None:
     """Where to look for the tokenizer: the data, or of a mixture a source that records one, if any does."""
-    folders = [Path(path) for path in trained_paths(config).values()]
+    folders = [Path(path) for path in config.trained_paths.values()]
     return next(filter(is_prepared, folders), folders[0] if folders else None)
 
 
@@ -273,7 +273,7 @@ def cache_folder() -> Path | None:
 
 def where_of(config: DataConfig) -> str:
     """The data that is trained on, as messages name it."""
-    return ", ".join(trained_paths(config).values()) or "the Python standard library"
+    return ", ".join(config.trained_paths.values()) or "the Python standard library"
 
 
 def _path(config: DataConfig) -> Path | None:

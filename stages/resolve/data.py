@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from stages.config.limits import ConfigError, one_of
-from stages.config.run_config import OWN_SPLIT, DataConfig, RunConfig, TrainConfig, trained_paths
+from stages.config.run_config import OWN_SPLIT, DataConfig, RunConfig, TrainConfig
 from stages.data.dataset import (
     BYTE_VALUES,
     DataError,
@@ -79,7 +79,7 @@ def _check_sources(data: DataConfig) -> None:
 
 def _check_validation_sets(config: RunConfig) -> None:
     data, train = config.data, config.train
-    trained = trained_paths(data)
+    trained = data.trained_paths
     for name, path in data.validation.items():
         key = f"data.validation.{name}"
         if name == OWN_SPLIT or not _SET_NAME.fullmatch(name):
