@@ -74,7 +74,7 @@ class _DryRunCell:
 
 
 def twin_of(config: RunConfig) -> RunConfig:
-    """The same configuration with a tiny model, a short context and at most two pipelines."""
+    """A configuration's twin: with a tiny model, a short context and at most two pipelines."""
     grouped = config.model.kv_heads < config.model.heads
     model = replace(
         config.model,

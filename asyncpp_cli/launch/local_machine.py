@@ -372,7 +372,7 @@ def _is_running(status: Status) -> bool:
 
 
 def _planned_gb(config: RunConfig, resources: Resources) -> float:
-    """See `Task.gpu_gb`: tensors, and the context of each process."""
+    """Memory that a run is planned to take on its fullest GPU, 10^9 bytes, with a context per process."""
     from asyncpp_cli.planner.costs.devices import CONTEXT_GB
     from asyncpp_cli.planner.memory import GB, planned_memory
     from asyncpp_cli.planner.sharding import memory_of_run

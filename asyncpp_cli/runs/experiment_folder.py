@@ -41,7 +41,7 @@ class Cell(Record, frozen=True, kw_only=True):
     config_sha256: str = ""
     """SHA-256 of config.yaml's bytes as it was written; empty if unknown."""
     loss_of: RunId | None = None
-    """Of a run for its speed alone (`experiment.speed_runs`): the run whose loss is its own, too."""
+    """The run whose loss is this one's, too, if it trains for its speed alone (`experiment.speed_runs`)."""
 
 
 class _Description(FileRecord, frozen=True, kw_only=True):

@@ -40,12 +40,12 @@ FORMAT = 1
 LINEAGE_FILE = "parent.json"
 
 _PLAIN_NAME = r"\A[A-Za-z0-9_=][A-Za-z0-9._=-]{0,199}\Z"
-"""Of one file that is not hidden: no separators, no "..", not empty."""
+"""Names of one file that is not hidden: no separators, no "..", not empty."""
 _NAME_TEXT = "of up to 200 letters, digits, dots, dashes, = and _ that begins with no dot or dash"
 
 RunId = Annotated[str, Meta(pattern=_PLAIN_NAME, description=f"a run's id {_NAME_TEXT}")]
 FolderName = Annotated[str, Meta(pattern=_PLAIN_NAME, description=f"a name {_NAME_TEXT}")]
-"""Of a file or folder in a known place."""
+"""Name of a file or folder in a known place."""
 
 
 class Lineage(FileRecord, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class Lineage(FileRecord, frozen=True, kw_only=True):
 
 
 HASH_DIGITS = 8
-"""Of the hash at the end of a run's id."""
+"""Length of the hash at the end of a run's id."""
 
 
 def run_hash(config_sha256: str, *, continues: tuple[str, int] | None = None) -> str:
@@ -93,7 +93,7 @@ def run_hash(config_sha256: str, *, continues: tuple[str, int] | None = None) ->
 
 
 _seen: dict[Path, tuple[float, float, float]] = {}
-"""Of files whose age was asked: modification time, age, and the monotonic clock when that was first seen."""
+"""By file whose age was asked: modification time, age, and the monotonic clock when that was first seen."""
 
 _HASH_IN_ID = re.compile(rf"-([0-9a-f]{{{HASH_DIGITS}}})$")
 

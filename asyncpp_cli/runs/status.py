@@ -75,7 +75,7 @@ class Status:
     reason: str = ""
     """Why it ended without completing, for people."""
     cause: Cause = Cause.NONE
-    """The same as one of a few kinds."""
+    """Kind of reason for which it ended without completing."""
     started: Time | None = None
     updated: Time | None = None
     ended: Time | None = None

@@ -54,11 +54,11 @@ class Site:
     scheduler: Literal["slurm", "local"] = "slurm"
     """`slurm`; `local` only in the profile of that name."""
     partition: Word | None = None
-    """As for sbatch."""
+    """Partition of the jobs; null: sbatch's default."""
     account: Word | None = None
-    """As for sbatch."""
+    """Account that jobs are charged to; null: sbatch's default."""
     qos: Word | None = None
-    """As for sbatch."""
+    """Quality of service of the jobs; null: sbatch's default."""
     constraint: Word | None = None
     """Features that nodes must have, in sbatch's notation."""
     exclude: Annotated[str, _NODES] | None = None

@@ -184,7 +184,7 @@ class SlurmQueue:
         return slurm.accounted_jobs(self.submissions.job_names, since=since)
 
     def is_over(self, job: Job, *, claimed: float) -> bool | None:
-        """See `Scheduler`."""
+        """Whether SLURM no longer runs a job that claimed an attempt; None: it cannot say (`Scheduler`)."""
         if self.queued is None and not self._elsewhere:
             return False  # assume that it runs until SLURM answers again
         if self.queued is None or claimed < time.monotonic() - self._queried_at + CLOCK_MARGIN:

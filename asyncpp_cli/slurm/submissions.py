@@ -72,7 +72,7 @@ class Submission:
     """Name of the job that goes on with a tuning when the arrays have ended, if there is one."""
 
     path: str = ""
-    """Of the folder then."""
+    """Path of the submission's folder when it was made."""
 
     @property
     def name(self) -> str:

@@ -15,7 +15,6 @@ import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -60,7 +59,7 @@ class Attempt:
     run: Run
     number: int
 
-    @cached_property
+    @property
     def folder(self) -> Path:
         return self.run.attempts / str(self.number)
 
@@ -275,8 +274,8 @@ class Attempt:
         return request.reason if request else None
 
     def _write_if_possible(self, record: AttemptFile, rank: int | None = None) -> OSError | None:
-        """As `write`, but where the disk is full without the file: the run is then settled by whoever reads
-        its status next."""
+        """Write a record; where the disk is full returns the error, and whoever reads the run's status next
+        settles it."""
         try:
             self.write(record, rank)
         except OSError as refused:

@@ -19,9 +19,9 @@ class Cost:
     """What runs have cost, with all their attempts: from the claim of each to its end."""
 
     gpu_hours: float = 0.0
-    """Of attempts on GPUs."""
+    """Hours of the GPUs that attempts held."""
     core_hours: float = 0.0
-    """Of attempts on CPUs: threads of all processes."""
+    """Hours of the threads of all processes, for attempts without GPUs."""
 
 
 def total(costs: Iterable[Cost | None]) -> Cost | None:

@@ -116,8 +116,15 @@ def _rows_lost(run: Run, saved: Sequence[int], content: bytes) -> str:
 def _problem(
     run: Run, completed: tuple[int, int] | None, saved: tuple[int, ...], changed: int, size: int
 ) -> str:
-    """As `metrics_problem`; `completed`: attempt and steps of a completed run; `saved`: steps of another's
-    checkpoints."""
+    """What is wrong with a run's metrics (`metrics_problem`), for a file of this time of change and size.
+
+    Args:
+        run: the run.
+        completed: attempt and steps of a completed run.
+        saved: steps of another's checkpoints.
+        changed: time of the file's last change, nanoseconds.
+        size: of the file, bytes.
+    """
     with open_file(run.metrics_file) as opened:
         content = opened.read()
     if completed is not None:

@@ -21,7 +21,7 @@ _NO_MEMORY = ("MemoryError", "OutOfMemoryError")
 """Names of Python's exception and torch's."""
 
 _OTHER_RANK_GONE = "GoneError"
-"""Of `stages.comm.rendezvous.client`: the rank ended because another one had."""
+"""Name of `stages.comm.rendezvous.client`'s error: the rank ended because another one had."""
 
 
 def outcome_of(

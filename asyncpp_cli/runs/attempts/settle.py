@@ -59,8 +59,8 @@ def settle(
 def current_status(
     run: Run, *, none_to_come: int | None = None, scheduler: Scheduler | None = None
 ) -> Status:
-    """As `settle`, but without errors: a run whose files cannot be read has state `damaged` or `unreadable`,
-    and one whose metrics are not complete `damaged` (`metrics_problem`).
+    """A run's status, settled, without errors: a run whose files cannot be read has state `damaged` or
+    `unreadable`, and one whose metrics are not complete `damaged` (`metrics_problem`).
 
     If the status cannot be written (another user's run, a full or read-only disk), returns what would have
     been written.
@@ -90,7 +90,7 @@ class Knowledge:
 
 
 def settle_locked(run: Run, knows: Knowledge) -> Status:
-    """As `settle`, for a caller that holds the run's lock."""
+    """Settle a run (`settle`) for a caller that holds its lock."""
     status = run.status()
     settled = _settled(status, run, knows)
     if settled is not status:

@@ -246,7 +246,7 @@ class HubStore(Store):
     getNumKeys = num_keys  # noqa: N815
 
     def clone(self) -> HubStore:
-        """The same store: requests of several threads do not disturb each other."""
+        """This store: requests of several threads do not disturb each other."""
         return self
 
     def has_extended_api(self) -> bool:
@@ -318,7 +318,7 @@ class GroupStore(HubStore):
             self._cached.update(zip(wanted, self._get_values(wanted, timeout), strict=True))
 
     def _keys_of_members(self, key: str) -> list[str]:
-        """The same key of all members, if it is one of a member's; else the key alone."""
+        """A member's key for all members; any other key alone."""
         head, _, rank = key.rpartition("/")
         if not head or not rank.isdigit() or int(rank) >= self._size:
             return [key]

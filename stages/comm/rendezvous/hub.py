@@ -253,7 +253,7 @@ class Request:
 
     rank: int
     number: int
-    """Of the request, which its answer repeats."""
+    """Number of the request, which its answer repeats."""
     header: Json
     body: bytes
     send: Callable[[Json, bytes], None]
