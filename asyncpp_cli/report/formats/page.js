@@ -3,14 +3,29 @@
   const { arms, charts, atFirst } = JSON.parse(document.getElementById("data").textContent);
   const state = {
     kind: "train", axis: "step", range: "all", seeds: "band", smoothing: 2,
-    width: undefined, shown: arms.map((arm) => arm.rank < atFirst),
+    scale: "linear", width: undefined, shown: arms.map((arm) => arm.rank < atFirst),
   };
   const BASE = { margin: { l: 56, r: 12, t: 28, b: 44 }, showlegend: false, hovermode: "closest", hoverlabel: { namelength: -1 } };
   // Nothing leaves the page: without "Share chart...", and without an address that it could go to.
   const CONFIG = {
     responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "",
-    modeBarButtonsToRemove: ["lasso2d", "select2d"],
+    modeBarButtonsToRemove: ["lasso2d", "select2d"], toImageButtonOptions: { format: "svg" },
+    modeBarButtonsToAdd: [{ name: "csv", title: "Download the numbers as CSV", icon: Plotly.Icons.disk, click: saveNumbers }],
   };
+
+  // The points that a chart draws, one per line: what they belong to, x and y; of a heat map its fields.
+  function saveNumbers(chart) {
+    const field = (value) => `"${String(value ?? "").replace(/"/g, '""')}"`;
+    const labels = chart.layout.yaxis?.ticktext;
+    const lines = chart.data.flatMap((trace) => trace.z
+      ? trace.z.flatMap((row, place) => row.map((value, column) => [labels[place], column, value]))
+      : trace.x.map((x, place) => [labels?.[trace.y[place]] ?? trace.name ?? trace.text, x, trace.y[place]]));
+    const text = [["arm", "x", "y"], ...lines].map((line) => line.map(field).join(",")).join("\n");
+    const link = element("a", { href: URL.createObjectURL(new Blob([text], { type: "text/csv" })), download: `${chart.id}.csv` });
+    link.click();
+    URL.revokeObjectURL(link.href);
+  }
+
   const AXES = { step: "steps", tokens: "tokens" };
   // Replayed runs say nothing about the time that training takes.
   if (arms.some((arm) => arm.runs.some((run) => run.timed))) AXES.seconds = "training time";
@@ -172,8 +187,9 @@
     });
     const x = { ...GRID, title: { text: state.axis === "seconds" ? `training time, ${name}` : name }, rangemode: "tozero" };
     const y = { ...GRID, title: { text: Y_TITLES[state.kind] } };
+    if (state.scale === "log") y.type = "log";
     if (state.range === "end") Object.assign(x, endOf(traces, x, y));
-    Plotly.react(chart, traces, { ...LAYOUT, width: state.width, xaxis: x, yaxis: y, uirevision: `${state.axis} ${state.kind} ${state.range}` }, CONFIG);
+    Plotly.react(chart, traces, { ...LAYOUT, width: state.width, xaxis: x, yaxis: y, uirevision: `${state.axis} ${state.kind} ${state.range} ${state.scale}` }, CONFIG);
   }
 
   function coincide(one, other) {
@@ -191,7 +207,7 @@
     const low = values.reduce((a, b) => Math.min(a, b));
     const high = values.reduce((a, b) => Math.max(a, b));
     const room = (high - low) * 0.06 || 0.01;
-    y.range = [low - room, high + room];
+    y.range = state.scale === "log" ? [Math.log10(low) - 0.01, Math.log10(high) + 0.01] : [low - room, high + room];
     return { range: [last / 2, last * 1.01] };
   }
 
@@ -284,6 +300,7 @@
       choice("axis", AXES, "Along what"),
       ...(arms.some((arm) => arm.runs.length > 1) ? [choice("seeds", { band: "mean and band", single: "single runs" }, "Seeds")] : []),
       choice("range", { all: "whole run", end: "second half" }, "How much"),
+      choice("scale", { linear: "linear", log: "log" }, "Which scale"),
       element("label", {}, "smoothing ", slider, " ", said),
     );
   }
@@ -389,7 +406,20 @@
     tell();
   }
 
+  function addCopyButtons() {
+    for (const code of document.querySelectorAll("li code")) {
+      const button = element("button", { type: "button", class: "copy", "aria-label": `copy ${code.textContent}` }, "copy");
+      button.addEventListener("click", () => {
+        getSelection().selectAllChildren(code);
+        document.execCommand("copy");
+        button.textContent = "copied";
+      });
+      code.after(button);
+    }
+  }
+
   document.querySelectorAll("#table .scroll, #tuning .scroll").forEach(makeTable);
+  addCopyButtons();
   takeColours();
   makeControls();
   makeArmList();

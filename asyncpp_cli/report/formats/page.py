@@ -84,9 +84,10 @@ def to_page(report: Report, options: ReportOptions) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(own_file=assets is not None)}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<style>{resources.joinpath('page.css').read_text(encoding='utf-8')}</style></head><body>",
+        '<a class="skip" href="#table">Skip to the table</a>',
         f"<header><h1>{name}</h1><p>{escaped(_summary(report.cells))}</p>",
         *(f'<p class="answer">{escaped(line)}</p>' for line in report.first_line),
-        "</header><main>",
+        '</header><main tabindex="-1">',
         _section("answer", "Summary", _list(report.summary)),
         _section("table", "Cells", _tables(report)),
         _section("tuning", "Tuning", _tunings(report, tuned)),
@@ -105,7 +106,10 @@ def to_page(report: Report, options: ReportOptions) -> str:
 
 _CURVES = """
 <div class="controls" id="controls"></div>
-<div class="columns"><div class="chart tall" id="loss-chart"></div><div id="arm-list"></div></div>
+<div class="columns">
+<div class="chart tall" id="loss-chart" role="group" aria-label="Loss over time"></div>
+<div id="arm-list"></div>
+</div>
 <p class="conditions">Long curves show the extremes of equal bins of steps; smoothing averages all steps.</p>
 """
 _EVERY_COLUMN = '<label class="every-column"><input type="checkbox" id="every-column"> all columns</label>'
@@ -116,7 +120,16 @@ def _section(name: str, title: str, content: str) -> str:
 
 
 def _list(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escaped(line)}</li>' for line in lines)}</ul>" if lines else ""
+    return f"<ul>{''.join(f'<li>{_with_code(line)}</li>' for line in lines)}</ul>" if lines else ""
+
+
+def _with_code(line: str) -> str:
+    """A sentence whose commands, between backquotes, are code; the page adds a button that copies each."""
+    parts = line.split("`")
+    return "".join(
+        f"<code>{escaped(part)}</code>" if place % 2 and place < len(parts) - 1 else escaped(part)
+        for place, part in enumerate(parts)
+    )
 
 
 def _summary(cells: Sequence[CellResult]) -> str:
@@ -127,8 +140,8 @@ def _summary(cells: Sequence[CellResult]) -> str:
 
 
 def _tables(report: Report) -> str:
-    cells = html_table(report.table_of_cells())
-    pivot = html_table(report.table(width=None)) if report.cols else ""
+    cells = html_table(report.table_of_cells(), caption="Cells, averaged over seeds")
+    pivot = html_table(report.table(width=None), caption="Values by row and column") if report.cols else ""
     problems = _problems(report)
     conditions = "".join(f'<p class="conditions">{escaped(line)}</p>' for line in report.conditions)
     return f"{pivot}{_EVERY_COLUMN}{cells}{problems}{conditions}"
@@ -146,7 +159,11 @@ def _problems(report: Report) -> str:
 def _chart(name: str, chart: Chart) -> str:
     # The height of one with rows follows from their number (page.js).
     tall = " tall" * (chart.kind == "lines")
-    return f'<p>{escaped(chart.about)}</p><div class="chart{tall}" id="{escaped(name)}-chart"></div>'
+    about = f'<p id="{escaped(name)}-about">{escaped(chart.about)}</p>'
+    labels = (
+        f'role="group" aria-label="{escape(printable(chart.title))}" aria-describedby="{escaped(name)}-about"'
+    )
+    return f'{about}<div class="chart{tall}" id="{escaped(name)}-chart" {labels}></div>'
 
 
 def _tunings(report: Report, tuned: Mapping[str, Chart]) -> str:
@@ -154,11 +171,8 @@ def _tunings(report: Report, tuned: Mapping[str, Chart]) -> str:
     parts = []
     for tuning in report.tunings:
         columns, rows = tuning.table
-        head = "".join(f"<th>{escaped(column)}</th>" for column in columns)
-        body = "".join(f"<tr>{''.join(f'<td>{escaped(text)}</td>' for text in row)}</tr>" for row in rows)
-        parts.append(
-            f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        )
+        table = Table(headings=[Heading(title=column) for column in columns], rows=rows)
+        parts.append(html_table(table, caption="Arms of the tuning"))
     return "".join([*parts, *(_chart(name, chart) for name, chart in tuned.items())])
 
 
@@ -174,7 +188,7 @@ def _timelines(cells: Sequence[CellResult]) -> str:
     )
     figures = "".join(
         f"<figure><figcaption>{escaped(_caption(pair))}</figcaption>"
-        f'<div class="scroll">{to_svg(pair)}</div></figure>'
+        f'<div class="scroll" tabindex="0">{to_svg(pair)}</div></figure>'
         for pair in pairs[:MOST_TIMELINES]
     )
     more = len(pairs) - MOST_TIMELINES
@@ -217,7 +231,7 @@ def _keys(values: dict[str, object]) -> str:
         f"<tr><td>{escaped(key)}</td><td>{escaped('null' if value is None else value_text(value))}</td></tr>"
         for key, value in values.items()
     )
-    return f'<div class="scroll"><table class="keys"><tbody>{rows}</tbody></table></div>'
+    return f'<div class="scroll" tabindex="0"><table class="keys"><tbody>{rows}</tbody></table></div>'
 
 
 def _run(run: RunResult, folder: Path) -> str:
@@ -231,9 +245,9 @@ def _run(run: RunResult, folder: Path) -> str:
     return f"<li>{label}: {escaped(', '.join(parts))}</li>"
 
 
-def html_table(table: Table) -> str:
-    """The table as an HTML element, its remarks below it."""
-    head = "".join(f"<th{_class(heading)}>{_title(heading)}</th>" for heading in table.headings)
+def html_table(table: Table, *, caption: str = "Cells") -> str:
+    """The table as an HTML element, its remarks below it; the caption is for readers who do not see it."""
+    head = "".join(f'<th scope="col"{_class(heading)}>{_title(heading)}</th>' for heading in table.headings)
     body = []
     for index, row in enumerate(table.rows):
         state = table.states[index] if table.states else ""
@@ -243,8 +257,9 @@ def html_table(table: Table) -> str:
         )
         body.append(f'<tr class="{escape(state)}">{cells}</tr>')
     remarks = "".join(f"<p>{escaped(line)}</p>" for line in table.remarks)
-    inner = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
-    return f'<div class="scroll"><table>{inner}</table></div>{remarks}'
+    inner = f"<caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
+    region = f'class="scroll" tabindex="0" role="region" aria-label="{caption}"'
+    return f"<div {region}><table>{inner}</table></div>{remarks}"
 
 
 def _title(heading: Heading) -> str:

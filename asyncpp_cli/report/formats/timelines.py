@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from html import escape
 
 from asyncpp_cli.base.errors import DamagedError
@@ -281,12 +282,37 @@ def _row(timeline: Timeline, rank: int, *, top: float, scale: float, unit: str) 
         )
         label = str(action.microbatch)
         if size > _NARROWEST_LABEL * len(label) + 2:
-            dark = action.op is not Op.FORWARD and hue == _HUES[0]
             parts.append(
-                f'<text class="g-box{" g-light" if dark else ""}" x="{x + size / 2:.1f}" '
+                f'<text class="g-box{_inks(hue, _opacity(action))}" x="{x + size / 2:.1f}" '
                 f'y="{top + _ROW - 7:g}">{label}</text>'
             )
     return [*parts, *marks]
+
+
+_GROUNDS = {"g-light": "#f0f1f3", "g-light-in-dark": "#21262d"}
+"""The page's `--idle`, light and dark, by the class of a text that is white there and black otherwise."""
+
+
+@cache
+def _inks(hue: str, opacity: float) -> str:
+    """Classes of the text in a box: on each ground black or white, whichever has the better contrast."""
+    return "".join(
+        f" {name}" for name, ground in _GROUNDS.items() if _luminance(hue, opacity, ground) < _EVEN_LUMINANCE
+    )
+
+
+_EVEN_LUMINANCE = (1.05 * 0.05) ** 0.5 - 0.05
+"""Relative luminance on which black and white have the same contrast, 4.58 (WCAG 2.1)."""
+
+
+def _luminance(hue: str, opacity: float, ground: str) -> float:
+    """Relative luminance of a colour that lies on a ground (WCAG 2.1)."""
+    total = 0.0
+    for place, weight in ((1, 0.2126), (3, 0.7152), (5, 0.0722)):
+        over, under = (int(colour[place : place + 2], 16) / 255 for colour in (hue, ground))
+        mixed = opacity * over + (1 - opacity) * under
+        total += weight * (mixed / 12.92 if mixed <= 0.04045 else ((mixed + 0.055) / 1.055) ** 2.4)
+    return total
 
 
 def _opacity(action: Action) -> float:

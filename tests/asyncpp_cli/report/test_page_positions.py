@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows[0]["validation"] = {name: described | {"sha256": name} for name in ("data", "web")}
         for row in rows:
             if row["kind"] == "segment":
-                row["memory"] = {"total": [1e6 * (1 + place * 13 % 50), 1e6], "device_peak": []}
+                row["memory"] = {"total": [1_000_000 * (1 + place * 13 % 50), 1_000_000], "device_peak": []}
                 row["experts"] = {
                     "blocks": [0],
                     "max_over_mean": [1 + 0.1 * (place * 19 % 50)],
@@ -182,12 +183,45 @@ def test_every_line_ends_where_its_arm_does(page: Page, cells: dict[str, Any]) -
 
 @needs_chromium
 @pytest.mark.slow
+def test_a_chart_is_saved_as_numbers_and_losses_have_a_log_axis(page: Page, cells: dict[str, Any]) -> None:
+    page.value("URL.createObjectURL = (blob) => { window.saved = blob; return '#'; }; 0")
+    button = "document.querySelector('#throughput-chart [data-title=\"Download the numbers as CSV\"]')"
+    shown(page, "throughput", all_arms=True)
+    page.value(f"{button}.click()")
+    header, *lines = csv.reader(page.value("window.saved.text()").splitlines())
+    assert header == ["arm", "x", "y"]
+    speeds = {name.replace("<br>", "").replace(" ", ""): float(speed) for name, speed, _ in lines}
+    assert speeds == {name: cell["tokens_per_second"] for name, cell in cells.items()}
+    page.value("document.querySelector('[data-scale=log]').click()")
+    chart = "document.getElementById('loss-chart')"
+    assert page.value(f"{chart}._fullLayout.yaxis.type") == "log"
+    page.value("document.querySelector('[data-scale=linear]').click()")
+    assert page.value(f"{chart}._fullLayout.yaxis.type") == "linear"
+    assert page.messages == []
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(page: Page, written: Path, scheme: str) -> None:
+    axe = pytest.importorskip("axe_core_python", reason="no axe-core (pip install axe-core-python)")
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    page.open(written)
+    page.value(f"{Path(axe.__path__[0], 'axe.min.js').read_text(encoding='utf-8')}; 0")
+    found = page.value(
+        "axe.run(document).then(found => found.violations.map(each => [each.id, each.impact]))"
+    )
+    page.call("Emulation.setEmulatedMedia", features=[])
+    assert found == []
+
+
+@needs_chromium
+@pytest.mark.slow
 def test_no_button_sends_anything(page: Page, written: Path) -> None:
     """Also none of plotly's: a chart would go to another address by a window of its own."""
     titles = set(page.value("[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)"))
-    assert titles == {
-        "Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Autoscale", "Reset axes"
-    }  # fmt: skip
+    saved = {"Download plot", "Download the numbers as CSV"}
+    assert titles == saved | {"Zoom", "Pan", "Zoom in", "Zoom out", "Autoscale", "Reset axes"}
     page.value(
         "window.opened = []; window.open = (...asked) => { window.opened.push(asked); return null; }; 0"
     )

@@ -11,6 +11,7 @@ import pytest
 from support.report_experiment import ExperimentFolder, metrics, report_of, settings
 
 from asyncpp_cli.report.analysis.conditions import conditions_lines
+from asyncpp_cli.report.formats import timelines
 from asyncpp_cli.report.formats.timelines import TimelinePair, timeline_pairs
 from asyncpp_cli.report.load.checks import predicted
 from stages.config.run_config import CorrectionConfig, ParallelConfig, RunConfig, ScheduleConfig, TrainConfig
@@ -166,3 +167,15 @@ def test_a_report_says_both_bubbles_where_segments_are_too_short_to_settle(tmp_p
     [said] = [line for line in conditions_lines(report.cells) if "settle" in line]
     assert "2bw takes longer to settle than a segment of 12 steps" in said
     assert said.endswith("33% there, 43% in the long run.")
+
+
+def test_numbers_in_boxes_have_contrast_on_light_and_dark_pages() -> None:
+    """WCAG 2.1 asks for 4.5; the text is black, or white where its class says so."""
+    for hue in timelines._HUES:
+        for opacity in (0.4, 0.7, 1.0):
+            inks = timelines._inks(hue, opacity).split()
+            for name, ground in timelines._GROUNDS.items():
+                box = timelines._luminance(hue, opacity, ground)
+                ink = 1.0 if name in inks else 0.0
+                light, dark = max(box, ink) + 0.05, min(box, ink) + 0.05
+                assert light / dark >= 4.5, (hue, opacity, name)
