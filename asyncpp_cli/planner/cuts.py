@@ -29,7 +29,7 @@ def cuts_to_try(config: RunConfig, shared: Shared, *, limit_gb: float | None) ->
         return [own]
     memory = RankMemory(config, shared)
     cuts = [own] if memory.fits(own, limit_gb=limit_gb) else []
-    if config.parallel.cut is not None:
+    if config.parallel.cut is not None or (not cuts and not memory.may_fit(limit_gb=limit_gb)):
         return cuts
     if config.parallel.shard_head:
         others = [cut for cut in _within_shards(config) if memory.fits(cut, limit_gb=limit_gb)]

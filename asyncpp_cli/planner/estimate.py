@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 
+import schedules
 from asyncpp_cli.planner.cuts import WORTH_A_CUT, cuts_to_try
 from asyncpp_cli.planner.memory import GB, RankMemory
 from asyncpp_cli.planner.programs import StageTimes, StepTime
 from asyncpp_cli.planner.shared import CostModel, Shared, own_cut_of, recomputing
 from stages.config.run_config import RunConfig, tokens_per_step
+from stages.config.segments import schedule_facts, schedule_options
 from stages.memory.estimate import StageMemory, planned_on_gpu, stage_memory
 
 
@@ -111,8 +114,11 @@ def estimate_fitting(config: RunConfig, shared: Shared, *, limit_gb: float | Non
     None where none fits: then no time is computed."""
     best: Estimate | None = None
     for cut in cuts_to_try(config, shared, limit_gb=limit_gb):
+        worth = inf if best is None else (1 - WORTH_A_CUT) * best.step.seconds
+        if best is not None and least_with(config, shared, shared.times(config, cut)) > worth:
+            continue
         found = _with_cut(config, cut, shared)
-        if best is None or found.step.seconds <= (1 - WORTH_A_CUT) * best.step.seconds:
+        if found.step.seconds <= worth:
             best = found
     return best
 
@@ -127,6 +133,43 @@ def _with_cut(config: RunConfig, sizes: Sequence[float], shared: Shared) -> Esti
         delay=program.delay,
         shared=shared,
     )
+
+
+def least_with(config: RunConfig, shared: Shared, times: StageTimes) -> float:
+    """A lower bound of the seconds of a step whose stages take so long: what the fullest rank does and waits
+    for."""
+    facts, ranks, microbatches = (
+        schedule_facts(config),
+        shared.placement(config),
+        config.schedule.microbatches,
+    )
+    updates = 1.0 if facts.updates_together else microbatches / interval_of(config)
+    of_microbatch = list(map(min, times.microbatch, times.split_microbatch))
+    works, updating = ([0.0] * config.parallel.stages for _ in range(2))
+    reducing = [inf] * len(works)
+    for stage, rank in enumerate(ranks):
+        works[rank] += microbatches * of_microbatch[stage]
+        updating[rank] += updates * times.update[stage]
+        updating[rank] += 0.0 if facts.updates_together else updates * times.reduction[stage]
+        reducing[rank] = min(reducing[rank], times.reduction[stage])
+    if not facts.synchronous:
+        return max(a + b for a, b in zip(works, updating, strict=True))
+    most, waiting = 0.0, 0.0
+    whole = not (len(works) > 1 and shared.nature(config).splits)
+    for rank, work in enumerate(works):
+        # A rank waits for the first forwards of the stages before it, and all wait for all gradients.
+        most = max(most, waiting + work + reducing[rank] + updating[rank])
+        waiting += times.forward[rank] + times.message[rank]
+        waiting += (times.backward[rank] + times.message[rank]) * whole
+    return most
+
+
+def interval_of(config: RunConfig) -> int:
+    """Micro-batches between updates of a stage."""
+    asked = schedule_options(config).get("update_interval")
+    default = schedules.find(config.schedule.name).default_interval
+    microbatches = config.schedule.microbatches
+    return int(asked or (default(microbatches) if default else microbatches))
 
 
 def step_with(config: RunConfig, shared: Shared, times: StageTimes) -> StepTime:

@@ -29,6 +29,8 @@ GB = 1e9
 
 OF_THE_DEVICE = ("communicators", "allocator")
 """Kinds of memory outside of tensors."""
+_NEARLY = 1.05
+"""Ranks hold at most so many times the blocks that one block's memory says."""
 _TAKEN_BY = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.UPDATE: "update"}
 _OF_ACTIONS = frozenset(("whole", "half", "slot", "recomputed", *_TAKEN_BY.values()))
 """Parts of a stage that an action takes or keeps; the others last."""
@@ -79,6 +81,22 @@ class RankMemory:
 
     def fits(self, sizes: Sequence[float], *, limit_gb: float) -> bool:
         """Whether no rank needs more memory, 10^9 bytes, with so many blocks in each stage."""
+        key = ("fits", self.program.geometry, *settings_of(self.config), *sizes, limit_gb)
+        return self._found.once(key, lambda: self._fits(sizes, limit_gb=limit_gb))
+
+    def may_fit(self, *, limit_gb: float) -> bool:
+        """Whether all blocks may find room, by what a second block in each of its stages adds on a rank."""
+        layers, room, stages = self.config.model.layers, 0.0, self.program.program.loss_stage + 1
+        if 2 * stages > layers:
+            return True
+        one, two = (self._without_messages([size] * stages) for size in (1, 2))
+        for stages_of, first, second in zip(self.program.stages_of_rank, one, two, strict=True):
+            blocks = sum(stage < stages for stage in stages_of)
+            held, more = sum(first.values()), sum(second.values())
+            room += blocks * (1 + max(0.0, limit_gb * GB - held) / max(1.0, more - held))
+        return room * _NEARLY >= layers
+
+    def _fits(self, sizes: Sequence[float], *, limit_gb: float) -> bool:
         held = [sum(kinds.values()) for kinds in self._without_messages(sizes)]
 
         def have_room(messages: Sequence[int]) -> bool:

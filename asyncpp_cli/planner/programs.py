@@ -160,7 +160,9 @@ class LayoutProgram:
         self._policies: dict[bool, tuple[int, ...]] = {}
         self._messages: dict[tuple[int, ...], tuple[int, ...]] = {}
         # As many steps as have a middle that repeats, between those in which the pipeline fills and drains.
-        fill = -(-dict(shape.options).get("ahead", 1) * shape.stages // shape.microbatches)
+        options = dict(shape.options)
+        lead = options.get("ahead", 1) * shape.stages + shape.shard_head
+        fill = max(-(-lead // shape.microbatches), options.get("delay", 1))
         self.program = shape.build(4 if geometry.is_flushed else 2 * fill + 4)
 
     @property

@@ -6,15 +6,13 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator
 from itertools import accumulate, islice
-from math import inf
 
 import schedules
 from asyncpp_cli.planner.costs.roofline import PartTimes
 from asyncpp_cli.planner.cuts import cuts_if_all_fits
-from asyncpp_cli.planner.estimate import Estimate, estimate_fitting, own_estimate
+from asyncpp_cli.planner.estimate import Estimate, estimate_fitting, interval_of, least_with, own_estimate
 from asyncpp_cli.planner.layouts import layouts
 from asyncpp_cli.planner.memory import GB, RankMemory
-from asyncpp_cli.planner.programs import StageTimes
 from asyncpp_cli.planner.shared import Shared, recomputing, settings_of
 from stages.config.run_config import RunConfig
 from stages.config.segments import has_tied_shards, schedule_facts, schedule_options
@@ -159,7 +157,7 @@ def _least(config: RunConfig, shared: Shared, *, chunks: int, flushed: bool) -> 
     first = 0.0
     if config.parallel.data > 1 and not facts.updates_together:
         # Each stage waits for its own updates.
-        updates = microbatches / _interval(config)
+        updates = microbatches / interval_of(config)
         of_halves = [shared.costs.reduction(config, half.parameter_count) for half in spec.halves]
         halves = [work + updates * each for work, each in zip(halves, of_halves, strict=True)]
     elif config.parallel.data > 1 and flushed:
@@ -197,34 +195,6 @@ def _packed(items: list[float], last: float, *, ranks: int, fill: float) -> floa
     return low
 
 
-def least_with(config: RunConfig, shared: Shared, times: StageTimes) -> float:
-    """A lower bound of the seconds of a step, as `least_seconds`, whose stages take so long."""
-    facts, ranks, microbatches = (
-        schedule_facts(config),
-        shared.placement(config),
-        config.schedule.microbatches,
-    )
-    updates = 1.0 if facts.updates_together else microbatches / _interval(config)
-    of_microbatch = list(map(min, times.microbatch, times.split_microbatch))
-    works, updating = ([0.0] * config.parallel.stages for _ in range(2))
-    reducing = [inf] * len(works)
-    for stage, rank in enumerate(ranks):
-        works[rank] += microbatches * of_microbatch[stage]
-        updating[rank] += updates * times.update[stage]
-        updating[rank] += 0.0 if facts.updates_together else updates * times.reduction[stage]
-        reducing[rank] = min(reducing[rank], times.reduction[stage])
-    if not facts.synchronous:
-        return max(a + b for a, b in zip(works, updating, strict=True))
-    most, waiting = 0.0, 0.0
-    whole = not (len(works) > 1 and shared.nature(config).splits)
-    for rank, work in enumerate(works):
-        # A rank waits for the first forwards of the stages before it, and all wait for all gradients.
-        most = max(most, waiting + work + reducing[rank] + updating[rank])
-        waiting += times.forward[rank] + times.message[rank]
-        waiting += (times.backward[rank] + times.message[rank]) * whole
-    return most
-
-
 def _least_gb(config: RunConfig, shared: Shared) -> float:
     """A lower bound of the memory of the fullest rank, 10^9 bytes: the mean over the ranks of weights,
     gradients and one micro-batch's activations, without the head."""
@@ -237,14 +207,6 @@ def _least_gb(config: RunConfig, shared: Shared) -> float:
 
     key = ("least memory", config.train.microbatch_size, config.train.recompute)
     return shared.once(key, found) / config.parallel.stages
-
-
-def _interval(config: RunConfig) -> int:
-    """Micro-batches between updates of a stage."""
-    asked = schedule_options(config).get("update_interval")
-    default = schedules.find(config.schedule.name).default_interval
-    microbatches = config.schedule.microbatches
-    return int(asked or (default(microbatches) if default else microbatches))
 
 
 def _work(part: PartTimes) -> float:

@@ -23,10 +23,17 @@ from asyncpp_cli.planner.cells import estimate_key
 from asyncpp_cli.planner.costs.devices import CONTEXT_GB, DEVICES
 from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes, Roofline
 from asyncpp_cli.planner.cuts import WORTH_A_CUT, cuts_to_try
-from asyncpp_cli.planner.estimate import Estimate, estimate, estimate_fitting, losses, own_estimate
+from asyncpp_cli.planner.estimate import (
+    Estimate,
+    estimate,
+    estimate_fitting,
+    least_with,
+    losses,
+    own_estimate,
+)
 from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layouts
 from asyncpp_cli.planner.memory import OF_THE_DEVICE, RankMemory
-from asyncpp_cli.planner.rank import best_first, delay_of, least_seconds, least_with
+from asyncpp_cli.planner.rank import best_first, delay_of, least_seconds
 from asyncpp_cli.planner.shared import Found, Shared
 from asyncpp_cli.runs.settings import with_settings
 from schedules import ScheduleError, find, is_synchronous
