@@ -37,7 +37,7 @@ def write_bytes(
     sync: bool = False,
     mode: int | None = None,
 ) -> None:
-    """As `write_text`, for bytes.
+    """Replace the content of a file by these bytes at once: readers see the old content or the new one.
 
     Args:
         path: the file.
@@ -198,12 +198,12 @@ def append_line(file: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, unless: Callable[[], bool] | None = None) -> None:
-    """As `write_bytes`, for a JSON object, with a checksum (`stages.config.records`)."""
+    """Replace a file at once by a JSON object with a checksum (`stages.config.records`)."""
     write_bytes(path, with_checksum(json.dumps(content)), unless=unless)
 
 
 def write_record(path: Path, record: object) -> None:
-    """As `write_text`, for a record (`stages.config.records`)."""
+    """Replace a file at once by a record (`stages.config.records`)."""
     write_bytes(path, encoded(record))
 
 

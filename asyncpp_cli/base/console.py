@@ -189,7 +189,7 @@ class _Steering:
 
 
 def steering(stream: TextIO) -> TextIO:
-    """The same stream, letting control characters through; untrusted text must be `printable`."""
+    """A stream to the same output, letting control characters through; untrusted text must be `printable`."""
     return cast(TextIO, _Steering(stream)) if isinstance(stream, Stream) else stream
 
 

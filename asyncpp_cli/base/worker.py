@@ -23,7 +23,7 @@ def _exit_with(parent: BaseProcess) -> None:
 
 
 def exit_without(parent: int) -> None:
-    """As `exit_with_parent`, in a program that the process `parent` started without multiprocessing."""
+    """End this program once the process `parent`, which started it without multiprocessing, has ended."""
     threading.Thread(target=_exit_without, args=(parent,), daemon=True).start()
 
 

@@ -164,7 +164,7 @@ class Question:
     template: str
     changes: tuple[str, ...]
     over: tuple[str, ...]
-    """As given: `optimizer.lr=1e-4:1e-1:log`."""
+    """Ranges as the user wrote them: `optimizer.lr=1e-4:1e-1:log`."""
     samples: int
     search_seed: int | None
     eta: int

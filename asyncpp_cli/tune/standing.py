@@ -50,7 +50,7 @@ class Compared:
 
     candidate: Candidate
     step: int
-    """Of the rung."""
+    """Step of the rung."""
     loss: float | None
     """Mean over its runs; infinite if one failed or is not finite; None: not known yet."""
     failed: tuple[RunRecord, ...]

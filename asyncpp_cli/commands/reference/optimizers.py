@@ -130,7 +130,7 @@ def show(
 
 
 def _shown(value: float | bool | str) -> str:
-    """As written in a template."""
+    """An option's value as it is written in a template."""
     if isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, str) else f"{value:g}"
