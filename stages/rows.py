@@ -44,7 +44,7 @@ class Source(Part, frozen=True, kw_only=True):
     """A source of a mixture."""
 
     share: float
-    """Of the sequences, in 0..1."""
+    """Share of the sequences, in 0..1."""
     tokens: int
 
 
@@ -81,7 +81,7 @@ class Start(Row, tag="start", frozen=True, kw_only=True):
     shared_gpu: bool | None = None
     compiled: bool | None = None
     warm_up_seconds: float | None = None
-    """Of the writing process, before training."""
+    """Seconds of the writing process before training."""
     parameters: int | None = None
     active_parameters: int | None = None
     stage_parameters: list[int] | None = None
@@ -91,17 +91,17 @@ class Start(Row, tag="start", frozen=True, kw_only=True):
     context: int | None = None
     tokens_per_step: int | None = None
     bytes_per_token: float | None = None
-    """Of the headline's text; None if the data does not say."""
+    """Bytes per token of the headline's text; None if the data does not say."""
     unigram_bits_per_byte: float | None = None
     corpus_sha256: str | None = None
     sources: dict[str, Source] | None = None
-    """Of a mixture."""
+    """Sources of a mixture, by name."""
     validation: dict[str, ValidationSet] | None = None
     """By name, where there are several."""
     attention_share: float | None = None
     """Share of causal attention that is within documents, in 0..1 (`data.document_mask`)."""
     code_sha256: dict[str, Any] | None = None
-    """Of own code, by section of the configuration."""
+    """Hashes of own code, by section of the configuration."""
 
     @property
     def done(self) -> int:
@@ -134,7 +134,7 @@ class SetLoss(Part, frozen=True, kw_only=True):
     val_loss_error: float | None = None
     """Its standard error, from the evaluation's micro-batches; None for one."""
     val_loss_ema: float | None = None
-    """Of the average of the weights, if the run has one."""
+    """Loss of the average of the weights, if the run has one."""
 
 
 class Evaluation(Row, tag="eval", frozen=True, kw_only=True):
@@ -207,7 +207,7 @@ class End(Row, tag="end", frozen=True, kw_only=True):
     step: int
     seconds: float | None = None
     weights_sha256: str | None = None
-    """Of all parameters, by name."""
+    """Hash over all parameters, by name."""
 
 
 AnyRow = Start | Step | Evaluation | Segment | Pause | End

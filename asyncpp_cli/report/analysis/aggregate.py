@@ -29,7 +29,7 @@ def aggregate_best(
     tuned: Sequence[str] = (),
     target: float | None = None,
 ) -> tuple[list[CellResult], list[str], list[str]]:
-    """As `aggregate`; also returns sentences on the values that were kept.
+    """Cells in the order of their first run, remarks, and sentences on the values that were kept.
 
     Args:
         runs: of one or several experiments.
@@ -153,7 +153,7 @@ def _is_synchronous(schedule: str, runs: Sequence[RunResult]) -> bool:
 
 
 def keep_best(cells: Sequence[CellResult], keys: Sequence[str]) -> tuple[list[CellResult], list[str]]:
-    """Of cells that differ in `keys` alone, keep the one with the lowest mean validation loss.
+    """Keep the cell with the lowest mean validation loss, among those that differ in `keys` alone.
 
     An arm without a completed cell keeps all its cells.
 

@@ -43,7 +43,7 @@ class TargetReached:
     """None, like tokens and seconds, unless all completed runs reached it."""
     tokens: Spread | None
     seconds: Spread | None
-    """Of training; None for replayed runs."""
+    """Training time until then; None for replayed runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class CellResult:
 
     @property
     def config(self) -> Mapping[str, Any] | None:
-        """Of its first run that can be read: its runs differ in seed and site alone. None if none can."""
+        """Configuration of its first run that can be read (they differ in seed and site alone), if any."""
         return _first_known(run.config for run in self.runs)
 
     def value(self, key: str) -> Any:
@@ -163,7 +163,7 @@ class CellResult:
 
     @property
     def cost(self) -> Cost | None:
-        """Of all runs and all their attempts."""
+        """Cost of all runs and all their attempts."""
         return total(run.cost for run in self.runs)
 
     def spread(self, name: str) -> Spread | None:
@@ -219,7 +219,7 @@ class CellResult:
 
     @cached_property
     def gap_pairs(self) -> Pairs:
-        """As `compared`, of the headline's losses."""
+        """The headline's losses paired with those of the synchronous counterpart (`compared`)."""
         return self.compared()
 
     @property

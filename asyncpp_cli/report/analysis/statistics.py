@@ -232,7 +232,7 @@ class Pairs:
 
     @property
     def interval_welch(self) -> Interval | None:
-        """The same interval for independent runs, from the two means; usually far wider."""
+        """Interval of the difference as if runs were independent, from the two means; usually far wider."""
         first, second = spread(self.first.values()), spread(self.second.values())
         return welch(first, second) if first is not None and second is not None else None
 

@@ -20,10 +20,10 @@ import numpy as np
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, t_quantile
 
 MOST_APART = 2.0
-"""Of three lengths or more, a length over the one before."""
+"""Largest ratio of a length to the one before, where there are three or more."""
 
 TWO_APART = 1.3
-"""Of two lengths."""
+"""Largest ratio of two lengths."""
 
 _BEND = 2.0
 """Between two lengths without a third one the loss may be a line over this power of the steps, or over its

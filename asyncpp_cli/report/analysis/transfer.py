@@ -56,7 +56,7 @@ class Transfer:
 
     @property
     def answer(self) -> str:
-        """As `Verdict.answer`, if the steps are the same at the size of the target."""
+        """`pays`, `does not pay` or `undecided`, if the steps are the same at the size of the target."""
         if self.times is None:
             return UNDECIDED
         _, low, high = self.times

@@ -92,7 +92,7 @@ class Verdict:
     reason: str | None = None
     """What is missing for an answer; None if nothing is."""
     setting: str | None = None
-    """Of the experiment, that would train what is missing."""
+    """Setting of the experiment that would train what is missing."""
     unfinished: int = 0
     """Runs of the two arms that are not complete."""
     unfinished_in: tuple[Path, ...] = ()
@@ -113,7 +113,7 @@ class Verdict:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Of `time`, at level `CONFIDENCE`; None if one side is open."""
+        """Interval of `time`, at level `CONFIDENCE`; None if one side is open."""
         return self._interval(errors=1.0)
 
     def _interval(self, *, errors: float) -> tuple[float, float] | None:
@@ -522,11 +522,11 @@ def _steps(cell: CellResult) -> int:
 
 
 def _tokens(cell: CellResult) -> int:
-    """Of a run, in sequences."""
+    """Tokens of a run of the cell, in sequences."""
     return _steps(cell) * _batch(cell)
 
 
 def _mean(cell: CellResult) -> float:
-    """Of its losses; infinite if one is not finite."""
+    """Mean loss of the cell; infinite if one is not finite."""
     mean = fmean(cell.losses.values())
     return mean if math.isfinite(mean) else math.inf

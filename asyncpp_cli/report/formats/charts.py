@@ -102,12 +102,12 @@ class Chart:
     """Title of the axis."""
     y: str = ""
     logarithmic: bool = False
-    """Of the x axis."""
+    """Whether the x axis is."""
     lines: Sequence[Line] = ()
     rows: Sequence[Row] = ()
     lowest: float | None = None
     highest: float | None = None
-    """Of a grid: the values at the ends of the colour scale; None: those of the rows."""
+    """Values at the ends of a grid's colour scale; None: those of the rows."""
 
     @property
     def has_data(self) -> bool:
@@ -331,7 +331,7 @@ def _training(arms: Sequence[Arm]) -> Chart:
 
 
 def _validation(arms: Sequence[Arm], of_set: str | None = None) -> Chart:
-    """Of a validation set; None: of the headline."""
+    """Validation loss over tokens, of a validation set; None: of the headline."""
     lines: list[Line] = []
     for arm in arms:
         measured = [[*_losses(run.measurement.evaluations, of_set)] for run in arm.cell.runs]

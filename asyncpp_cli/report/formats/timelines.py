@@ -48,7 +48,7 @@ class TimelinePair:
     problem: str | None
     """Why a measured timeline could not be read."""
     predicted_bubble: float | None
-    """Of the steady state, in 0..1; so are the next two."""
+    """Share of the steady state in 0..1 that ranks wait; so are the next two."""
     mean_times_bubble: float | None
     """With the mean measured times of the actions."""
     measured_bubble: float | None

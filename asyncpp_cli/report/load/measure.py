@@ -28,13 +28,13 @@ class Measurement:
     val_loss_ema: float | None = None
     """The loss of the average of the weights there."""
     bits_per_byte: float | None = None
-    """The same loss in bits per byte of text."""
+    """The loss of the last evaluation, in bits per byte of text."""
     unigram_bits_per_byte: float | None = None
     """Entropy of the single bytes of the text: the best loss of a model without context."""
     tokens_per_second: float | None = None
     """In steady state: without evaluations, and without filling and draining the pipeline."""
     tokens_per_second_by_segment: tuple[float, ...] = ()
-    """The same of each segment."""
+    """Tokens per second of each segment, in steady state."""
     delay: int | None = None
     """Largest number of updates between the weights of a gradient and those it was applied to, as counted."""
     mismatch: int | None = None
@@ -55,19 +55,19 @@ class Measurement:
     load_max_over_mean: float | None = None
     """The largest of these."""
     load_entropy: float | None = None
-    """Of the experts' shares of the last segment's tokens, 1 if they are equal; the least over blocks."""
+    """Entropy of the experts' shares of the last segment's tokens, 1 if equal; the least over blocks."""
     experts_never_chosen: int | None = None
     """In the last segment, over all blocks."""
     skipped_steps: int = 0
     """Steps skipped because a gradient was not finite."""
     skipped_last: int = 0
-    """Of these, the ones in a row at the end."""
+    """Steps skipped in a row at the end."""
     seconds: float | None = None
     """Training time, without evaluations."""
     first_step_seconds: float | None = None
     """Up to the first update: compiling, loading kernels, filling the pipeline."""
     start: Start | None = None
-    """Of the last attempt: machine and versions."""
+    """The `start` row of the last attempt: machine and versions."""
     segments: tuple[Segment, ...] = ()
     pauses: int = 0
     """Steps at which the run has paused (`asyncpp launch --until`)."""
@@ -211,7 +211,7 @@ class Slowest:
     """Where others wait."""
 
     rank: int
-    """Of the pipeline: the one that computes longest for a micro-batch, mean over its data ranks."""
+    """Rank of the pipeline that computes longest for a micro-batch, mean over its data ranks."""
     ratio: float
     """Its seconds over the mean of all ranks."""
     peer: tuple[int, int] | None

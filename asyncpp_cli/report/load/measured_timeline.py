@@ -37,7 +37,7 @@ class MeasuredTimeline:
         return Timeline(program=replace(program, actions=self.actions), starts=self.starts, ends=self.ends)
 
     def part_of(self, timeline: Timeline) -> Timeline:
-        """The same actions in another timeline of the segment, starting at the first of them.
+        """The recorded actions in another timeline of the segment, starting at the first of them.
 
         Versions may differ: where stages update on their own, a segment that begins later reads other
         versions at first.

@@ -77,9 +77,9 @@ class RunResult:
     utilisation: float | None = None
     """Model FLOP/s utilisation (MFU) in 0..1; None if unknown."""
     cost: Cost | None = None
-    """Of all its attempts so far; None if it has not begun, or did not record its resources."""
+    """Cost of all its attempts so far; None if it has not begun, or did not record its resources."""
     loss_of: str | None = None
-    """Of a run for its speed alone: the run whose loss is its own, too. It has no losses itself."""
+    """Id of the run whose loss is its own, too, if it ran for its speed alone; it has no losses then."""
     lineage: Lineage | None = None
     """The run that it continues; None for a run from the beginning."""
     problems: tuple[str, ...] = ()

@@ -40,7 +40,7 @@ class Report:
     """With `cols`: the columns shown for each cell, by key."""
 
     tunings: Sequence[Tuning] = ()
-    """Of experiments that `asyncpp tune` made; their cells are each arm's best candidate."""
+    """Tunings among the experiments; their cells are each arm's best candidate."""
     transfers: Sequence[Transfer] = ()
     """The verdicts carried over to a planned run (`--for`)."""
 

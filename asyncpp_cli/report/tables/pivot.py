@@ -81,7 +81,7 @@ def pivot(
 def pivot_rows(
     cells: Sequence[CellResult], *, rows: Sequence[str], cols: Sequence[str], values: Sequence[Column]
 ) -> list[list[Any]]:
-    """The same table as plain values, the header first, with `n` and `status` for each cell."""
+    """The table of `pivot` as plain values, the header first, with `n` and `status` for each cell."""
     leading, points, cells_by_row = _layout(cells, rows=rows, cols=cols)
     fields = [*values, *value_columns("n,status", cells)]
     header = [column.key for column in leading]
