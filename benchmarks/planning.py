@@ -3,9 +3,8 @@
     git worktree add ../before 6a1d8e3
     python benchmarks/planning.py --before ../before --models 7b,10b --gpus 16,64
 
-Each plan is a process of its own; the two trees plan in turns. The figure is the median of the ratios of
-neighbours. A first plan finds an empty cache folder, where what it finds out is kept for later ones; `now`
-has planned the same before.
+Each plan is a process of its own, with an empty cache folder; the two trees plan in turns. The figure is the
+median of the ratios of neighbours.
 """
 
 from __future__ import annotations
@@ -34,20 +33,18 @@ class Took(NamedTuple):
     processor: float
 
 
-def planned(tree: Path, model: str, gpus: int, words: list[str], *, cache: Path | None) -> Took:
-    """Plan once, with the code in a folder and a cache folder; None: a new one."""
-    if cache is None:
-        with TemporaryDirectory() as folder:
-            return planned(tree, model, gpus, words, cache=Path(folder))
+def planned(tree: Path, model: str, gpus: int, words: list[str]) -> Took:
+    """Plan once, with the code in a folder."""
     command = [sys.executable, "-m", "asyncpp_cli", "plan", model, "--gpus", str(gpus), *words]
-    started = time.perf_counter()
-    process = subprocess.Popen(
-        command,
-        env=os.environ | {"PYTHONPATH": str(tree), "ASYNCPP_CACHE": str(cache)},
-        stdout=subprocess.DEVNULL,
-        cwd=tree,
-    )
-    _, status, used = os.wait4(process.pid, 0)
+    with TemporaryDirectory() as cache:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            command,
+            env=os.environ | {"PYTHONPATH": str(tree), "ASYNCPP_CACHE": cache},
+            stdout=subprocess.DEVNULL,
+            cwd=tree,
+        )
+        _, status, used = os.wait4(process.pid, 0)
     if status:
         sys.exit(f"{' '.join(command)}: failed in {tree}")
     return Took(time.perf_counter() - started, used.ru_utime + used.ru_stime)
@@ -62,32 +59,26 @@ def main() -> None:
     options.add_argument("--words", default="", help="further words of the command, such as --json or --map")
     given = options.parse_args()
     trees = {"now": HERE} | ({"before": given.before.resolve()} if given.before else {})
-    with TemporaryDirectory() as cache:
-        rows = list(_rows(given, trees, cache=Path(cache)))
+    rows = list(_rows(given, trees))
     publish("planning", "How long asyncpp plan takes", rows, conditions(given), given)
 
 
-def _rows(given: argparse.Namespace, trees: dict[str, Path], *, cache: Path) -> Iterator[dict[str, object]]:
+def _rows(given: argparse.Namespace, trees: dict[str, Path]) -> Iterator[dict[str, object]]:
     words = given.words.split()
     for model in given.models.split(","):
         for gpus in map(int, given.gpus.split(",")):
-            arms = {
-                name: partial(planned, tree, model, gpus, words, cache=cache) for name, tree in trees.items()
-            }
-            planned(HERE, model, gpus, words, cache=cache)
-            took = in_turns(
-                {"first": partial(planned, HERE, model, gpus, words, cache=None)} | arms, rounds=given.rounds
-            )
+            arms = {name: partial(planned, tree, model, gpus, words) for name, tree in trees.items()}
+            took = in_turns(arms, rounds=given.rounds)
             row: dict[str, object] = {"model": model, "gpus": gpus}
             for name, times in took.items():
                 row |= {
                     f"{name}, wall s": statistics.median(each.wall for each in times),
                     f"{name}, processor s": statistics.median(each.processor for each in times),
                 }
-            for name in ("first", "now") if given.before else ():
-                row[f"{name} / before"] = statistics.median(
+            if given.before:
+                row["now / before"] = statistics.median(
                     here.processor / before.processor
-                    for here, before in zip(took[name], took["before"], strict=True)
+                    for here, before in zip(took["now"], took["before"], strict=True)
                 )
             yield row
 
