@@ -220,6 +220,11 @@ def _points(
                 larger_batch=faster(larger, sharded(LARGER_BATCH * tokens)),
             )
         )
+    for point in points:
+        for each in (*point.best.values(), point.sharded, point.larger_batch):
+            if each is not None:
+                # Another process would have to find them again.
+                _ = each.losses, each.layout.memory
     return points, refusal
 
 

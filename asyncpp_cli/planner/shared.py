@@ -89,6 +89,10 @@ class Found:
     def __init__(self) -> None:
         self._found: dict[tuple[Any, ...], Any] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process gets: it finds the rest itself."""
+        return vars(self) | {"_found": {}}
+
     def once(self, key: tuple[Any, ...], find: Callable[[], Kept]) -> Kept:
         """What `find` returns, for the first of those that ask with this key."""
         if key not in self._found:
