@@ -251,36 +251,6 @@ class _Simulation:
         return now
 
 
-@dataclass(frozen=True, kw_only=True)
-class Throughput:
-    """Throughput of a timeline. Times are in the unit of the costs."""
-
-    step_time: float
-    """Time of a step in the steady state: from one step's last backward to the next one's."""
-    busy: tuple[float, ...]
-    """For each rank, the share of that time in which it computes."""
-    drain_time: float
-    """Time that filling at the start and draining at the end of a segment add to its steps."""
-
-    @property
-    def bubble(self) -> float:
-        """Share of a step in which a stage is idle, as a mean over the ranks."""
-        return max(0.0, 1.0 - sum(self.busy) / len(self.busy))
-
-
-def measured_steps(program: Program) -> tuple[int, int]:
-    """The steps of the segment between whose ends the pipeline neither fills nor drains.
-
-    Raises:
-        ValueError: The segment is too short (see `steps_to_measure`).
-    """
-    fill = fill_steps(program)
-    first, last = fill, program.steps - 1 - fill
-    if last <= first:
-        raise ValueError(f"{program.steps} steps are too few to measure: {2 * fill + 2} are needed")
-    return first, last
-
-
 def fill_steps(program: Program) -> int:
     """Steps in which the pipeline fills."""
     return -(-microbatches_to_fill(program) // program.microbatches)
@@ -295,30 +265,6 @@ def _lead(program: Program) -> int:
     """Micro-batches that enter the pipeline before the first comes back."""
     ops = (action.op for action in program.stage_actions(0))
     return sum(1 for _ in takewhile(lambda op: op is Op.FORWARD, ops))
-
-
-def steps_to_measure(*, stages: int, microbatches: int, ahead: int = 1) -> int:
-    """Steps of a segment that `throughput` can measure well; `ahead` as in `schedules.build`."""
-    return 2 * -(-(ahead * (stages - 1) + 1) // microbatches) + 4
-
-
-def throughput(timeline: Timeline) -> Throughput:
-    """The throughput of `timeline` between the fill and the drain.
-
-    Raises:
-        ValueError: The segment is too short (see `steps_to_measure`).
-    """
-    program = timeline.program
-    first, last = measured_steps(program)
-    busy = []
-    for starts, ends, marks in zip(timeline.starts, timeline.ends, program.ends_of_steps, strict=True):
-        begin, end = marks[first], marks[last]
-        elapsed = ends[end] - ends[begin]
-        computing = sum(ends[place] - starts[place] for place in range(begin + 1, end + 1))
-        busy.append(computing / elapsed if elapsed else 1.0)
-    step_time = seconds_between(timeline, first, last)
-    drain_time = max(0.0, timeline.makespan - program.steps * step_time)
-    return Throughput(step_time=step_time, busy=tuple(busy), drain_time=drain_time)
 
 
 def segment_step_time(timeline: Timeline) -> float | None:

@@ -27,6 +27,10 @@ MOST_STEPS_REPEATED = 4
 """Longest period that is looked for, in steps. A schedule of the family repeats every step."""
 
 
+MOST_ITERATIONS = 10_000
+"""Iterations of a search at most; it takes ten or twenty."""
+
+
 class NotPeriodicError(ValueError):
     """The middle of a program does not repeat: it has too few steps, or its steps differ."""
 
@@ -339,7 +343,7 @@ def _largest_ratio(edges: _TimedEdges, policy: Iterable[int]) -> tuple[float, tu
     """
     best = list(policy)
     rounding = 1e-12 * sum(max(time for _, _, time in waits) for waits in edges)
-    while True:
+    for _ in range(MOST_ITERATIONS):
         ratio, root = _largest_of_chosen([waits[which] for waits, which in zip(edges, best, strict=True)])
         value = _values(edges, best, ratio=ratio, root=root)
         better = False
@@ -350,6 +354,7 @@ def _largest_ratio(edges: _TimedEdges, policy: Iterable[int]) -> tuple[float, tu
                     value[node], best[node], better = end, which, True
         if not better:
             return ratio, tuple(best)
+    raise ArithmeticError(f"the time of a step is not found in {MOST_ITERATIONS} iterations")
 
 
 def _values(edges: _TimedEdges, policy: list[int], *, ratio: float, root: int) -> list[float]:

@@ -14,7 +14,7 @@ from schedules import Op, ScheduleError, analyze, build, smallest_delay, verify
 from schedules.costs import uniform_costs
 from schedules.library.two_bw_v import block_of, least_microbatches
 from schedules.library.v_block import MOST_COST, whole_costs
-from schedules.simulate import simulate, throughput
+from schedules.step_time import step_time
 
 
 def test_two_stages_and_two_microbatches_read_as_the_design_has_it():
@@ -123,7 +123,7 @@ def test_after_synchronous_steps_the_first_step_has_no_delay() -> None:
 def test_no_rank_is_idle_and_delay_and_versions_are_those_of_2bw(ranks: int, split: bool) -> None:
     program = build("2bw-v", stages=ranks, microbatches=2 * ranks, steps=8, split=split)
     costs = uniform_costs(program, forward=1, input_half=1, weight_half=1)
-    assert throughput(simulate(program, costs)).bubble == pytest.approx(0, abs=1e-9)
+    assert step_time(program, costs).bubble == pytest.approx(0, abs=1e-9)
     analysis = analyze(program)
     assert set(analysis.delay_max) == {1}
     assert set(analysis.mismatch_max) == {0}
@@ -153,7 +153,7 @@ def test_no_rank_is_idle_at_the_costs_that_the_order_is_made_for(
             weight_half=weight_half,
             latency=(ahead - 1) * sum(times) / 6,
         )
-        assert throughput(simulate(program, costs)).bubble == pytest.approx(0, abs=1e-9)
+        assert step_time(program, costs).bubble == pytest.approx(0, abs=1e-9)
         delay = smallest_delay(
             "2bw-v", stages=ranks, microbatches=microbatches, split=split, ahead=ahead, costs=times
         )
@@ -183,9 +183,9 @@ def test_a_sixth_of_a_microbatch_for_messages_absorbs_uneven_times(ranks: int, s
     program = build("2bw-v", stages=ranks, microbatches=2 * ranks, steps=8, split=split, ahead=2)
     for factor in (0.8, 1.2):
         times = {"forward": 1.0, "input_half": 1.0, "weight_half": 1.0, off: factor}
-        assert throughput(simulate(program, uniform_costs(program, **times))).bubble <= 0.02
+        assert step_time(program, uniform_costs(program, **times)).bubble <= 0.02
     late = uniform_costs(program, forward=1, input_half=1, weight_half=1, latency=0.25)
-    assert throughput(simulate(program, late)).bubble <= 0.02
+    assert step_time(program, late).bubble <= 0.02
 
 
 @pytest.mark.parametrize(("ranks", "split"), GEOMETRIES)
@@ -196,7 +196,7 @@ def test_without_room_uneven_times_cost_what_six_of_the_longest_take(ranks: int,
         for more in (0.1, 0.2):
             for factor in (1 - more, 1 + more):
                 times = {"forward": 1.0, "input_half": 1.0, "weight_half": 1.0, off: factor}
-                bubble = throughput(simulate(program, uniform_costs(program, **times))).bubble
+                bubble = step_time(program, uniform_costs(program, **times)).bubble
                 assert bubble <= 2 * more / (3 * (1 + more)) + 1e-9
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from schedules import FAMILY, NAMES, analyze, build, is_synchronous
 from schedules.costs import uniform_costs
-from schedules.simulate import Throughput, simulate, steps_to_measure, throughput
+from schedules.simulate import simulate
+from schedules.step_time import StepTime, step_graph_of
 
 SOME = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 STAGES = st.integers(1, 16)
@@ -20,12 +21,22 @@ ASYNCHRONOUS = [name for name in NAMES if not is_synchronous(name) and FAMILY[na
 
 
 def measure(
-    name: str, *, stages: int, microbatches: int, chunks: int = 1, **costs: float | None
-) -> Throughput:
-    held = chunks * FAMILY[name].stages_per_rank
-    steps = steps_to_measure(stages=stages * held, microbatches=microbatches)
-    program = build(name, stages=stages, microbatches=microbatches, steps=steps, chunks=chunks)
-    return throughput(simulate(program, uniform_costs(program, **costs)))
+    name: str, *, stages: int, microbatches: int, chunks: int = 1, ahead: int = 1, **costs: float | None
+) -> StepTime:
+    options = {"ahead": ahead} if ahead > 1 else {"chunks": chunks}
+    graph, program = step_graph_of(
+        lambda steps: build(name, stages=stages, microbatches=microbatches, steps=steps, **options),
+        norm=costs.get("norm", 0.0) is not None,
+    )
+    return graph.step_time(uniform_costs(program, **costs))
+
+
+def drain_time(name: str, *, stages: int, microbatches: int, **costs: float | None) -> float:
+    """Time that filling and draining add to the steps of a long segment."""
+    steps = 4 + 2 * -(-stages // microbatches)
+    program = build(name, stages=stages, microbatches=microbatches, steps=steps)
+    step = measure(name, stages=stages, microbatches=microbatches, **costs)
+    return simulate(program, uniform_costs(program, **costs)).makespan - steps * step.seconds
 
 
 @SOME
@@ -34,8 +45,8 @@ def measure(
 def test_bubble_of_flushed_schedules(name, p, m):
     measured = measure(name, stages=p, microbatches=m)
     assert measured.bubble == pytest.approx((p - 1) / (m + p - 1), abs=1e-12)
-    assert measured.step_time == 3 * (m + p - 1)
-    assert measured.drain_time == 0
+    assert measured.seconds == 3 * (m + p - 1)
+    assert drain_time(name, stages=p, microbatches=m) == 0
 
 
 @SOME
@@ -60,13 +71,13 @@ def test_zero_bubble_has_a_third_of_the_bubble_time_of_1f1b(p, extra):
     even = {"forward": 1.0, "input_half": 1.0, "weight_half": 1.0}
     split = measure("zero-bubble", stages=p, microbatches=m, **even)
     whole = measure("1f1b", stages=p, microbatches=m, **even)
-    assert split.bubble * split.step_time == pytest.approx(whole.bubble * whole.step_time / 3, abs=1e-9)
+    assert split.bubble * split.seconds == pytest.approx(whole.bubble * whole.seconds / 3, abs=1e-9)
 
 
 def test_zero_bubble_needs_as_many_microbatches_as_stages_for_that():
     # One micro-batch on two stages: F F I I W is 5 long for 3 of work, and no order is shorter.
     measured = measure("zero-bubble", stages=2, microbatches=1, input_half=1.0, weight_half=1.0)
-    assert measured.step_time == 5
+    assert measured.seconds == 5
 
 
 @SOME
@@ -80,8 +91,9 @@ def test_unflushed_schedules_have_no_bubble(name, p, m, times):
     norm = 0.0 if m >= p - 1 else None
     measured = measure(name, stages=p, microbatches=m, forward=forward, backward=backward, norm=norm)
     assert measured.bubble == 0
-    assert measured.step_time == m * (forward + backward)
-    assert measured.drain_time == (p - 1) * (forward + backward)
+    assert measured.seconds == m * (forward + backward)
+    drain = drain_time(name, stages=p, microbatches=m, forward=forward, backward=backward, norm=norm)
+    assert drain == (p - 1) * (forward + backward)
 
 
 @SOME
@@ -117,7 +129,7 @@ def test_zb_v_idles_for_the_norm_alone_where_all_parts_take_equally_long(p, roun
     assert measure("zb-v", **shape, norm=None).bubble == pytest.approx(0)
     # A stage takes half of a rank's forward. The last update is that of rank 0's last weight half, which
     # the others wait for.
-    assert measure("zb-v", **shape).step_time == pytest.approx(3 * rounds * p + (p - 1) / 2)
+    assert measure("zb-v", **shape).seconds == pytest.approx(3 * rounds * p + (p - 1) / 2)
 
 
 @SOME
@@ -168,12 +180,10 @@ def test_late_messages_cost_2bw_their_time_and_nothing_where_it_runs_further_ahe
     m = rounds * p
 
     def measured(ahead):
-        steps = steps_to_measure(stages=p, microbatches=m, ahead=ahead)
-        program = build("2bw", stages=p, microbatches=m, steps=steps, ahead=ahead)
-        return throughput(simulate(program, uniform_costs(program, latency=latency)))
+        return measure("2bw", stages=p, microbatches=m, ahead=ahead, latency=latency)
 
     # Down to the last stage and back: p computations and 2 (p - 1) messages in the turns of p micro-batches.
-    assert measured(1).step_time == pytest.approx(m * (3 + 2 * latency * (p - 1) / p))
+    assert measured(1).seconds == pytest.approx(m * (3 + 2 * latency * (p - 1) / p))
     # One message each way in half a turn: there is always another micro-batch at hand.
     assert measured(2).busy == pytest.approx((1.0,) * p)
 

@@ -26,7 +26,7 @@ from schedules import (
 from schedules.catalogue import FAMILY
 from schedules.costs import uniform_costs
 from schedules.deadlock import find_deadlock, sends_in_flight
-from schedules.simulate import simulate, throughput
+from schedules.step_time import step_time
 
 SHARDED = tuple(name for name in NAMES if FAMILY[name].default_interval is None and name != "looped-bfs")
 SOME = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -78,13 +78,13 @@ def test_a_sharded_head_costs_its_share_of_work_and_no_waiting(name, head, ranks
     microbatches = 4 * ranks
     whole = build(name, stages=ranks, microbatches=microbatches, steps=8)
     sharded = build(name, stages=ranks, microbatches=microbatches, steps=8, shard_head=True)
-    without = throughput(simulate(whole, uniform_costs(whole))).step_time
-    step = throughput(simulate(sharded, uniform_costs(sharded, head=head))).step_time
+    without = step_time(whole, uniform_costs(whole)).seconds
+    step = step_time(sharded, uniform_costs(sharded, head=head)).seconds
     share = 3 * head / ranks * microbatches
     # A flushed step has to fill and drain with a forward more, and with S of its first and last micro-batch.
     flushed = name in ("1f1b", "zb-v", "v-half")
     assert step <= without + share + flushed * (3 + 3 * 3 * head / ranks) + 1e-9
-    last = throughput(simulate(whole, uniform_costs(whole, head=head))).step_time
+    last = step_time(whole, uniform_costs(whole, head=head)).seconds
     assert step < last
 
 

@@ -12,7 +12,7 @@ from schedules.costs import uniform_costs
 from schedules.library.paci_v import mismatch_bounds
 from schedules.library.two_bw_v import block_of
 from schedules.library.v_block import VBlock, v_block
-from schedules.simulate import simulate, throughput
+from schedules.step_time import step_time
 
 
 @settings(max_examples=25)
@@ -92,7 +92,7 @@ def test_mismatch_of_paci_v_is_that_of_the_formula(ranks: int, interval: int, ti
 def test_paci_v_is_never_idle_and_holds_the_activations_of_2bw_v() -> None:
     paci_v, two_bw_v = (build(name, stages=8, microbatches=16, steps=6) for name in ("paci-v", "2bw-v"))
     costs = uniform_costs(paci_v, forward=1, input_half=1, weight_half=1)
-    assert throughput(simulate(paci_v, costs)).bubble == pytest.approx(0, abs=1e-9)
+    assert step_time(paci_v, costs).bubble == pytest.approx(0, abs=1e-9)
     assert analyze(paci_v).rank_activations == analyze(two_bw_v).rank_activations
 
 
@@ -109,7 +109,7 @@ def test_v_half_and_v_min_have_the_papers_share_of_activations_and_bubble(ranks:
     def bubble(name: str) -> float:
         program = build(name, stages=ranks, microbatches=microbatches, steps=6)
         costs = uniform_costs(program, forward=1, input_half=1, weight_half=1)
-        return throughput(simulate(program, costs)).step_time - 3 * microbatches
+        return step_time(program, costs).seconds - 3 * microbatches
 
     of_1f1b = bubble("1f1b")
     assert of_1f1b == pytest.approx(3 * (ranks - 1))
