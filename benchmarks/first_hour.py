@@ -54,9 +54,9 @@ FIRST_STEPS = (
 """The first steps of what one step of delay costs at 135M."""
 PROFILED = (
     *("quickstart", "matrix.optimizer=[adamw]", "matrix.error_feedback=[false]", "train.steps=20"),
-    *("train.eval_interval=20", "train.profile_steps=4"),
+    *("train.eval_interval=20", "train.profile_steps=4", "matrix.schedule=[1f1b,2bw,fsdp]"),
 )
-"""Two ranks for each of two schedules, with profiles of torch."""
+"""Two ranks for each of two schedules and for FSDP, with profiles of torch."""
 
 STEPS = (
     Step("Does this machine have what a run needs?", (*_ASYNCPP, "doctor"), 0, 3),

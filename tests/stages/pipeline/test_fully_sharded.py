@@ -85,7 +85,7 @@ def drawn(chance: random.Random, *, processes: int) -> RunConfig:
         "precision": "float64",
         "clip": "global",
         "clip_norm": chance.choice([0.05, 1.0]),
-        "optimizer": chance.choice(["adamw", "muon", "soap", "adan", "qhadamw", "normuon", "scion"]),
+        "optimizer": chance.choice(["adamw", "muon", "adan", "qhadamw", "normuon", "scion"]),
         "family": chance.choice(["llama", "qwen3", "experts", "tied", "mup"]),
         "recompute": chance.choice(["none", "full", "selective"]),
         "microbatches": processes * chance.choice([1, 2, 3]),
@@ -100,10 +100,14 @@ def drawn(chance: random.Random, *, processes: int) -> RunConfig:
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_in_float64_weights_are_those_of_1f1b_to_1e_12(processes: int) -> None:
-    """The norm that gradients are clipped by is summed in another order, and under `hsdp` the gradients."""
-    chance = random.Random(processes)
-    configs = [drawn(chance, processes=processes) for _ in range(10)]
+@pytest.mark.parametrize("part", [0, 1])
+def test_in_float64_weights_are_those_of_1f1b_to_1e_12(processes: int, part: int) -> None:
+    """The norm that gradients are clipped by is summed in another order, and under `hsdp` the gradients.
+
+    Without SOAP, whose bases make more of the last digit; its bits are compared above.
+    """
+    chance = random.Random(f"{processes} {part}")
+    configs = [drawn(chance, processes=processes) for _ in range(5)]
     for config, found in zip(configs, in_shards(configs, processes=processes), strict=True):
         reference = replayed(replace(config, schedule=replace(config.schedule, name="fsdp"))).result.weights
         weights = {name: values for each in found for name, values in each["weights"].items()}
