@@ -9,7 +9,6 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from asyncpp_cli.base.errors import UserError, need_polars
 from asyncpp_cli.data.sources import READ, Source, has_zero, not_text, opened
@@ -147,7 +146,6 @@ _BLANK = rb"(?:[ \t\v\f]|\xc2\xa0|\xe3\x80\x80|\xef\xbb\xbf)*"
 """Spaces that no editor shows, and byte order marks, in UTF-8."""
 
 
-@cache
 def separator_line(separator: str) -> re.Pattern[bytes]:
     """Matches a line that ends a document, from the end of the line before it up to its own end.
 

@@ -5,7 +5,6 @@ Only the resolvers of `RESOLVERS` are accepted; none of them runs code.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -93,7 +92,6 @@ def interpolated(
     Raises:
         SettingError: a value refers to what is unknown or not set, or to itself.
     """
-    _register()
     words = {word for value in (pending, variables) for text in _texts(value) for word in _WORD.findall(text)}
     tree: dict[str, Any] = {"variables": dict(variables)}
     known = {key: value for key, value in items(config) if key.rpartition(".")[2] in words}
@@ -118,7 +116,6 @@ def resolved_file(content: dict[str, Any], *, where: str) -> dict[str, Any]:
     """
     if not is_interpolated(content):
         return content
-    _register()
     container = OmegaConf.create(content)
     try:
         return {
@@ -177,10 +174,8 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-@functools.cache
-def _register() -> None:
-    # 2.4 has a new name for it and warns of the old; in 2.3 the new name is that of an older function.
-    is_old = omegaconf.__version__.startswith("2.3.")
-    register = OmegaConf.register_new_resolver if is_old else OmegaConf.register_resolver
-    for name, resolver in _ARITHMETIC.items():
-        register(name, resolver, replace=True)
+# 2.4 has a new name for it and warns of the old; in 2.3 the new name is that of an older function.
+_is_old = omegaconf.__version__.startswith("2.3.")
+_register = OmegaConf.register_new_resolver if _is_old else OmegaConf.register_resolver
+for _name, _resolver in _ARITHMETIC.items():
+    _register(_name, _resolver, replace=True)

@@ -322,15 +322,12 @@ def identity(config: RunConfig) -> dict[str, Any]:
     if has_hash:
         excluded |= config.data.trained_paths.keys() | {"data.dtype"}
     excluded |= {f"data.validation.{name}" for name in config.data.validation_sha256}
-    defaults = _defaults()
     return {
         key: _HASHED_AS[key].get(value, value) if key in _HASHED_AS else value
         for key, value in items(config)
-        if (key in _ALWAYS_HASHED or value != defaults.get(key)) and key not in excluded
+        if (key in _ALWAYS_HASHED or value != _DEFAULTS.get(key)) and key not in excluded
     }
 
 
-@functools.cache
-def _defaults() -> Mapping[str, Any]:
-    """The default of every key; entries of `OPEN_KEYS` have none."""
-    return dict(items(RunConfig()))
+_DEFAULTS: Mapping[str, Any] = dict(items(RunConfig()))
+"""The default of every key; entries of `OPEN_KEYS` have none."""
