@@ -134,10 +134,9 @@ def uniform_costs(
     ):
         if not 0 <= time <= MOST_TIME:
             raise ScheduleError(f"{label} takes {time}; accepted: 0 to {MOST_TIME:g}")
-    of_stages = program.loss_stage + 1
-    share = program.num_ranks / of_stages
-    shards, nothing = program.head_shards, (0.0,) * program.head_shards
-    shard = head / max(1, shards)
+    of_stages, shards = program.loss_stage + 1, program.head_shards
+    share, shard = program.num_ranks / of_stages, head / max(1, shards)
+    nothing = (0.0,) * shards
 
     def of_blocks(time: float, of_head: float = 0.0) -> tuple[float, ...]:
         whole = 0.0 if shards else of_head
