@@ -14,6 +14,16 @@ import msgspec
 
 Numbers = list[float | None]
 
+WRITTEN_AS_NULL = {
+    "bytes_per_token",
+    "unigram_bits_per_byte",
+    "val_loss_error",
+    "train_loss",
+    "lr",
+    "grad_norm",
+}
+"""Fields that a row has always had, also where nothing is known; scripts read them by their key."""
+
 
 class RowError(ValueError):
     """A row lacks a field of its kind, or has a value of another type in it."""
@@ -27,16 +37,23 @@ class Row(msgspec.Struct, kw_only=True, frozen=True, tag_field="kind", gc=False)
         return str(self.__struct_config__.tag)
 
     def plain(self) -> dict[str, Any]:
-        """The row as plain JSON values, its kind first; a field that is not known is None."""
-        values: dict[str, Any] = msgspec.to_builtins(self)
-        return values
+        """The row as plain JSON values, its kind first; of fields that are not known those that are null."""
+        return _known(msgspec.to_builtins(self))
 
     def encoded(self) -> str:
         """The line, without its end. As Python writes JSON: a loss that is not finite is no null."""
         return json.dumps(self.plain())
 
 
-class Part(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+def _known(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _known(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if value is not None or key in WRITTEN_AS_NULL
+    }
+
+
+class Part(msgspec.Struct, kw_only=True, frozen=True):
     """A part of a row."""
 
 

@@ -107,7 +107,10 @@ def metrics(
             }
         )
         tokens_done = tokens_per_step * until
-        rows.append({"kind": "eval", "step": until, "tokens": tokens_done, "val_loss": loss} | elapsed)
+        rows.append(
+            {"kind": "eval", "step": until, "tokens": tokens_done, "val_loss": loss, "val_loss_error": None}
+            | elapsed
+        )
     rows.append({"kind": "end", "step": until, "weights_sha256": "0" * 64} | elapsed)
     return rows
 

@@ -52,9 +52,13 @@ def test_a_torn_line_costs_itself_alone(tmp_path_factory: pytest.TempPathFactory
     assert plain(run) == [*kept, step_row(9)]
 
 
+def start_row(**values: int) -> dict[str, object]:
+    return Start(**values).plain()
+
+
 def test_steps_that_are_done_again_count_once(run: Run) -> None:
     rows = [
-        {"kind": "start", "step": 0, "attempt": 1},
+        start_row(step=0, attempt=1),
         step_row(1),
         segment(0, 2).plain(),
         step_row(2),
@@ -62,17 +66,17 @@ def test_steps_that_are_done_again_count_once(run: Run) -> None:
         step_row(3),
         Evaluation(step=3, tokens=24, val_loss=2.0, seconds=1.5).plain(),
         End(step=3).plain(),
-        {"kind": "start", "step": 2, "attempt": 2},
+        start_row(step=2, attempt=2),
         step_row(3),
     ]
     write(run, *rows)
     assert plain(run) == [*rows[:4], *rows[8:]]
-    write(run, {"kind": "start", "step": 0, "attempt": 3})
-    assert plain(run) == [{"kind": "start", "step": 0, "attempt": 3}]
+    write(run, start_row(step=0, attempt=3))
+    assert plain(run) == [start_row(step=0, attempt=3)]
 
 
 def test_where_a_step_has_several_updates_a_resumed_run_drops_by_updates(run: Run) -> None:
-    rows = [step_row(7), step_row(8), step_row(9), {"kind": "start", "step": 2, "updates": 8}, step_row(9)]
+    rows = [step_row(7), step_row(8), step_row(9), start_row(step=2, updates=8), step_row(9)]
     write(run, *rows)
     assert plain(run) == [*rows[:2], *rows[3:]]
 
@@ -90,7 +94,7 @@ def test_the_recorder_says_how_far_the_run_is_and_which_attempt_wrote(run: Run) 
     assert (status.state, status.step, status.steps, status.attempt) == (State.RUNNING, 3, 4, 1)
     assert (status.train_loss, status.tokens_per_second) == (1.0 / 3.0, 16.0)
     code = {"run": run.id, "asyncpp": asyncpp_version(), "commit": commit()}
-    assert plain(run)[0] == {"kind": "start", "step": 0, "tokens_per_step": 8, "attempt": 1} | code
+    assert plain(run)[0] == start_row(step=0, tokens_per_step=8, attempt=1) | code
     # A replay says nothing of speed.
     recorder = RunRecorder(run, attempt=attempt.number)
     recorder.append(Start(step=0, tokens_per_step=8, replayed=True))

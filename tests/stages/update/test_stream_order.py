@@ -3,7 +3,6 @@ only after an event, a wait or the host. Checked by vector clocks of a recorded 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,8 +14,8 @@ from support.training_cases import SCHEDULES, TWO_STAGES_A_RANK
 
 import stages.pipeline.build
 from stages.config.run_config import RunConfig
+from stages.resolve.facts import Resolved
 from stages.update.update_stream import Streams
-from stages.weights.gradient_buffers import gradient_buffers
 
 ALL: dict[str, dict[str, Any]] = SCHEDULES | TWO_STAGES_A_RANK
 LAYOUTS = [(1, 1), (2, 2)]
@@ -30,11 +29,9 @@ def config_of(schedule: str, *, stages: int = 2, data: int = 1) -> RunConfig:
 @pytest.fixture(params=[False, True], ids=["as on a CPU", "as on a GPU"])
 def buffers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradient buffers of either device."""
-    as_planned = partial(gradient_buffers, on_gpu=request.param)
+    of_device = Resolved.gradient_buffers
     monkeypatch.setattr(
-        stages.pipeline.build,
-        "gradient_buffers",
-        lambda programs, *, data_ranks, on_gpu: as_planned(programs, data_ranks=data_ranks),
+        Resolved, "gradient_buffers", lambda run, *, on_gpu: of_device(run, on_gpu=request.param)
     )
 
 
