@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from asyncpp_cli.report.analysis.cells import CellResult, value_text
 from asyncpp_cli.report.load.run import RunResult, grouped
+from asyncpp_cli.runs.status import State
 
 _MOST_IDS = 2
 """Ids that a line of text names."""
@@ -35,9 +36,11 @@ def failures(cells: Sequence[CellResult]) -> list[Failure]:
 
 
 def _kind(run: RunResult) -> tuple[str, bool, str]:
-    """State and reason without numbers and without what names the run."""
+    """State and reason without what names the run, and without numbers but where they say what is damaged."""
     text = (run.reason or "").replace(run.id, "")
-    return run.state, run.diverged, "" if run.diverged else re.sub(r"\d+", "", text)
+    if run.state != State.DAMAGED:
+        text = "" if run.diverged else re.sub(r"\d+", "", text)
+    return run.state, run.diverged, text
 
 
 def _failure(cells: Sequence[CellResult], group: Sequence[tuple[CellResult, RunResult]]) -> Failure:
