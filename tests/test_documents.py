@@ -49,7 +49,9 @@ def commands(document: Path) -> list[str]:
     text = re.sub(r"\\\n\s*", " ", document.read_text(encoding="utf-8"))
     shell = re.findall(r"```sh\n(.*?)```|^    (asyncpp [^\n]*)$", text, flags=re.DOTALL | re.MULTILINE)
     lines = [line for block, indented in shell for line in (block or indented).splitlines()]
-    parts = [part for line in lines for part in line.partition("#")[0].strip().split(" && ")]
+    parts = [
+        part for line in lines for part in line.partition("#")[0].partition(" > ")[0].strip().split(" && ")
+    ]
     return [part for part in parts if part.startswith("asyncpp ") and "[--" not in part]
 
 

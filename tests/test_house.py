@@ -216,7 +216,7 @@ def documented_commands() -> list[tuple[str, str]]:
         (str(document.relative_to(ROOT)), part)
         for document in DOCUMENTS
         for line in code_lines(document)
-        for part in line.partition("#")[0].strip().split(" && ")
+        for part in line.partition("#")[0].partition(" > ")[0].strip().split(" && ")
         if part.startswith("asyncpp ") and "[--" not in part
     ]
 

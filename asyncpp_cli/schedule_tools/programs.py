@@ -273,10 +273,14 @@ def measured_run(folder: Path) -> MeasuredRun:
         raise UserError(f"{folder}: metrics.jsonl: {error}") from error
     start = next((row for row in reversed(rows) if isinstance(row, Start)), None)
     segments = [row for row in rows if isinstance(row, Segment)]
-    times = None if start is None else rank_times(segments, start.rank_of_stage or [])
-    if start is None or times is None:
+    if start is None or not any(row.action_seconds for row in segments):
         raise UserError(f"{folder}: no segment of it was measured (replays are not)")
-    return MeasuredRun(stages=len(times.forward), microbatches=start.microbatches or 1, times=times)
+    if start.rank_of_stage is None or start.microbatches is None:
+        lacks = "rank_of_stage" if start.rank_of_stage is None else "microbatches"
+        raise UserError(f"{folder}: metrics.jsonl: a row lacks {lacks}")
+    times = rank_times(segments, start.rank_of_stage)
+    assert times is not None
+    return MeasuredRun(stages=len(times.forward), microbatches=start.microbatches, times=times)
 
 
 def rank_times(segments: Iterable[Segment], rank_of_stage: Sequence[int]) -> RankTimes | None:

@@ -94,9 +94,10 @@ def test_plan_balances_a_run_by_its_times(tmp_path: Path) -> None:
     assert "with parallel.cut: [2, 2]" in shown
     assert f"with parallel.cut: {found['even_cut']}, whose memory is not checked" in shown
     assert "takes no train.steps=5" in refusal("plan", run.folder, "train.steps=5", "--balance")
+    unplaced = [{key: value for key, value in row.items() if key != "rank_of_stage"} for row in rows]
     for row in rows:
         row.pop("action_seconds", None)
     replayed = ExperimentFolder(tmp_path / "replayed").add(settings("1f1b", "muon"), rows=rows)
     assert "no segment of it was measured" in refusal("plan", replayed.folder, "--balance")
-    damaged = ExperimentFolder(tmp_path / "damaged").add(settings("1f1b", "muon"))
+    damaged = ExperimentFolder(tmp_path / "damaged").add(settings("1f1b", "muon"), rows=unplaced)
     assert "a row lacks rank_of_stage" in refusal("plan", damaged.folder, "--balance")

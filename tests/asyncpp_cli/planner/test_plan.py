@@ -382,7 +382,9 @@ def test_estimates_are_shared_by_cells_that_differ_in_what_changes_neither_memor
 
 def test_what_a_step_loses_to_the_network_is_what_it_takes_longer_than_without() -> None:
     config = layout_of("135m", "1f1b", stages=1, data=2)
-    slow, fast = (replace(COSTS, device=replace(COSTS.device, network_gbs=gbs)) for gbs in (1, 1e9))
+    slow, fast = (
+        replace(COSTS, device=replace(COSTS.device, network_gbs=gbs, node_gpus=1)) for gbs in (1, 1e9)
+    )
     planned_for, free = (estimate(config, costs, limit_gb=None) for costs in (slow, fast))
     expected = 1 - free.step.seconds / planned_for.step.seconds
     assert expected > 0.5

@@ -42,6 +42,7 @@ class Gloo:
         self.over = threading.Event()
         self.error: Exception | None = None
         self.allgather: Any = None
+        self._allgather_base: Any = None
 
     def send(self, tensors: list[Tensor], to: int, tag: int, /) -> Message:
         self.begun.append(("send", to))
