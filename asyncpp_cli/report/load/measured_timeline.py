@@ -86,13 +86,15 @@ def measured_trace(run: Run) -> dict[str, Any]:
     try:
         metrics = read_metrics(run)
         start = metrics.starts[-1]
+        if start.microbatches is None or start.rank_of_stage is None:
+            raise KeyError("microbatches, rank_of_stage")
         program = Program(
             schedule=run.id,
-            microbatches=start.microbatches or 1,
-            update_interval=start.microbatches or 1,
+            microbatches=start.microbatches,
+            update_interval=start.microbatches,
             steps=measured.steps,
             first_step=measured.first_step,
-            rank_of_stage=tuple(start.rank_of_stage or ()),
+            rank_of_stage=tuple(start.rank_of_stage),
             initial_versions=(),
             final_versions=(),
             actions=measured.actions,
