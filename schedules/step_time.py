@@ -196,6 +196,8 @@ def step_graph(program: Program, *, reduced: Sequence[bool] | bool = False, norm
 _TimedEdges = Sequence[Sequence[tuple[int, int, float]]]
 """For each node and each of its edges, the node before, the height, and the time from that node's end to its
 own."""
+_Followers = list[list[tuple[int, int]]]
+"""For each node, the nodes that wait for it, and which of their edges it is."""
 
 
 class _Turn(NamedTuple):
@@ -342,10 +344,14 @@ def _largest_ratio(edges: _TimedEdges, policy: Iterable[int]) -> tuple[float, tu
         policy: For each node, the edge to begin with.
     """
     best = list(policy)
+    behind: _Followers = [[] for _ in edges]
+    for node, waits in enumerate(edges):
+        for which, (before, _, _) in enumerate(waits):
+            behind[before].append((node, which))
     rounding = 1e-12 * sum(max(time for _, _, time in waits) for waits in edges)
     for _ in range(MOST_ITERATIONS):
         ratio, root = _largest_of_chosen([waits[which] for waits, which in zip(edges, best, strict=True)])
-        value = _values(edges, best, ratio=ratio, root=root)
+        value = _values(edges, behind, best, ratio=ratio, root=root)
         better = False
         for node, waits in enumerate(edges):
             for which, (before, height, time) in enumerate(waits):
@@ -357,30 +363,25 @@ def _largest_ratio(edges: _TimedEdges, policy: Iterable[int]) -> tuple[float, tu
     raise ArithmeticError(f"the time of a step is not found in {MOST_ITERATIONS} iterations")
 
 
-def _values(edges: _TimedEdges, policy: list[int], *, ratio: float, root: int) -> list[float]:
+def _values(
+    edges: _TimedEdges, behind: _Followers, policy: list[int], *, ratio: float, root: int
+) -> list[float]:
     """For each node, the time of its way from `root` by the policy's edges, less `ratio` for each period.
 
     Nodes that the policy leads to another cycle get an edge that leads them to `root`.
     """
-    followers: list[list[int]] = [[] for _ in edges]
-    for node, (waits, which) in enumerate(zip(edges, policy, strict=True)):
-        followers[waits[which][0]].append(node)
-    value, known = [0.0] * len(edges), [False] * len(edges)
-    known[root], found = True, [root]
-    while found:
-        for before in found:
-            for node in followers[before]:
-                if not known[node]:
-                    _, height, time = edges[node][policy[node]]
-                    value[node], known[node] = value[before] + time - ratio * height, True
-                    found.append(node)
-        found = []
-        for node, waits in enumerate(edges):
-            for which, (before, height, time) in enumerate(waits):
-                if known[before] and not known[node]:
-                    value[node], known[node] = value[before] + time - ratio * height, True
-                    policy[node] = which
-                    found.append(node)
+    value, known, reached = [0.0] * len(edges), [False] * len(edges), [root]
+    known[root] = True
+    by_policy = by_any = 0
+    while by_any < len(reached):
+        as_chosen = by_policy < len(reached)
+        before = reached[by_policy if as_chosen else by_any]
+        by_policy, by_any = by_policy + as_chosen, by_any + (not as_chosen)
+        for node, which in behind[before]:
+            if not known[node] and (which == policy[node] or not as_chosen):
+                _, height, time = edges[node][which]
+                value[node], known[node], policy[node] = value[before] + time - ratio * height, True, which
+                reached.append(node)
     return value
 
 
