@@ -100,6 +100,8 @@ class StepGraph:
             for (op, stage), waits in zip(self.takes, self.edges, strict=True)
         ]
         ratio, best = _largest_ratio(edges, policy or (0,) * len(edges))
+        # Cycles of one ratio are rounded otherwise: the last digits would depend on where the search began.
+        ratio = float(f"{ratio:.13g}")
         work = [sum(count * times[op][stage] for op, stage, count in of_rank) for of_rank in self.work]
         return StepTime(
             seconds=ratio / self.steps,

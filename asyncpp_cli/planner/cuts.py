@@ -32,10 +32,10 @@ def cuts_to_try(config: RunConfig, shared: Shared, *, limit_gb: float | None) ->
     if config.parallel.cut is not None or (not cuts and not memory.may_fit(limit_gb=limit_gb)):
         return cuts
     if config.parallel.shard_head:
-        others = [cut for cut in _within_shards(config) if memory.fits(cut, limit_gb=limit_gb)]
+        others = _within_shards(config)
     else:
         others = _Search(config, shared, memory, limit_gb=limit_gb).cuts()
-    return cuts + [cut for cut in others if cut != own]
+    return cuts + [cut for cut in others if cut != own and memory.fits(cut, limit_gb=limit_gb)]
 
 
 def rank_work(config: RunConfig, shared: Shared, *, may_be_empty: bool = False) -> RankWork:

@@ -137,20 +137,18 @@ def _with_cut(config: RunConfig, sizes: Sequence[float], shared: Shared) -> Esti
 
 def least_with(config: RunConfig, shared: Shared, times: StageTimes) -> float:
     """A lower bound of the seconds of a step whose stages take so long: what the fullest rank does and waits
-    for."""
+    for; without updates that stages make on their own: a cut that memory asks for may have shorter ones."""
     facts, ranks, microbatches = (
         schedule_facts(config),
         shared.placement(config),
         config.schedule.microbatches,
     )
-    updates = 1.0 if facts.updates_together else microbatches / interval_of(config)
     of_microbatch = list(map(min, times.microbatch, times.split_microbatch))
     works, updating = ([0.0] * config.parallel.stages for _ in range(2))
     reducing = [inf] * len(works)
     for stage, rank in enumerate(ranks):
         works[rank] += microbatches * of_microbatch[stage]
-        updating[rank] += updates * times.update[stage]
-        updating[rank] += 0.0 if facts.updates_together else updates * times.reduction[stage]
+        updating[rank] += times.update[stage] if facts.updates_together else 0.0
         reducing[rank] = min(reducing[rank], times.reduction[stage])
     if not facts.synchronous:
         return max(a + b for a, b in zip(works, updating, strict=True))

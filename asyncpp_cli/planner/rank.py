@@ -9,7 +9,7 @@ from itertools import accumulate, islice
 
 import schedules
 from asyncpp_cli.planner.costs.roofline import PartTimes
-from asyncpp_cli.planner.cuts import cuts_if_all_fits
+from asyncpp_cli.planner.cuts import WORTH_A_CUT, cuts_if_all_fits
 from asyncpp_cli.planner.estimate import Estimate, estimate_fitting, interval_of, least_with, own_estimate
 from asyncpp_cli.planner.layouts import layouts
 from asyncpp_cli.planner.memory import GB, RankMemory
@@ -86,7 +86,9 @@ def _places(
     least = _ROUNDED * least_seconds(config, shared)
     yield False, least, None
     times = [shared.times(config, cut) for cut in cuts_if_all_fits(config, shared)]
-    least = max(least, _ROUNDED * min(least_with(config, shared, each) for each in times))
+    # A cut that memory asks for may be faster than these by as much as a cut has to save to be taken.
+    loose = _ROUNDED * (1 - WORTH_A_CUT)
+    least = max(least, loose * min(least_with(config, shared, each) for each in times))
     yield False, least, None
     try:
         if exceeds := _least_gb(config, shared) > limit_gb:
@@ -94,7 +96,7 @@ def _places(
         memory = RankMemory(config, shared)
         if memory.needs_too_many_queues or (config.model.tied and not memory.program.is_tieable):
             return
-        least = max(least, _ROUNDED * min(map(memory.program.least_seconds, times)))
+        least = max(least, loose * min(map(memory.program.least_seconds, times)))
         yield exceeds, least, None
         if not exceeds:
             found = estimate_fitting(config, shared, limit_gb=limit_gb)
@@ -141,7 +143,7 @@ def least_seconds(config: RunConfig, shared: Shared) -> float:
     facts, ranks = schedule_facts(config), config.parallel.stages
     chunks = facts.stages // ranks
     flushed = facts.synchronous and not (ranks > 1 and shared.nature(config).splits)
-    interval = 0 if facts.updates_together else schedule_options(config).get("update_interval", 0)
+    interval = 0 if facts.updates_together else interval_of(config)
     kind = chunks, flushed, facts.updates_together, interval, config.parallel.shard_head
     return shared.once(
         ("least", *kind, *settings_of(config)), lambda: _least(config, shared, chunks=chunks, flushed=flushed)
@@ -155,8 +157,8 @@ def _least(config: RunConfig, shared: Shared, *, chunks: int, flushed: bool) -> 
     embedding, head = 0.0 if tied else _work(parts.embedding), _work(parts.head)
     halves = [microbatches * (_work(half) + recomputing(config, half)) for half in parts.halves]
     first = 0.0
-    if config.parallel.data > 1 and not facts.updates_together:
-        # Each stage waits for its own updates.
+    if config.parallel.data > 1 and not facts.updates_together and chunks == 1:
+        # A stage waits for its own updates; a rank of several stages does the others' work meanwhile.
         updates = microbatches / interval_of(config)
         of_halves = [shared.costs.reduction(config, half.parameter_count) for half in spec.halves]
         halves = [work + updates * each for work, each in zip(halves, of_halves, strict=True)]
