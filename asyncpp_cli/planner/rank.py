@@ -144,7 +144,8 @@ def least_seconds(config: RunConfig, shared: Shared) -> float:
     chunks = facts.stages // ranks
     flushed = facts.synchronous and not (ranks > 1 and shared.nature(config).splits)
     interval = 0 if facts.updates_together else interval_of(config)
-    kind = chunks, flushed, facts.updates_together, interval, config.parallel.shard_head
+    microbatches = config.schedule.microbatches
+    kind = chunks, flushed, facts.updates_together, interval, config.parallel.shard_head, microbatches
     return shared.once(
         ("least", *kind, *settings_of(config)), lambda: _least(config, shared, chunks=chunks, flushed=flushed)
     )
