@@ -45,7 +45,7 @@ from asyncpp_cli.planner.programs import Geometry, LayoutProgram, Shape, StageTi
 from asyncpp_cli.planner.sharding import Sharding
 from schedules import find
 from stages.comm.process import Process, connected
-from stages.config.run_config import RunConfig
+from stages.config.run_config import SiteConfig
 
 CONTEXT = 128
 EXCHANGES = ("gather", "reduce")
@@ -152,8 +152,7 @@ def measure(options: argparse.Namespace) -> dict[int, dict[str, list[float]]]:
     """A rank's process: seconds per step of the slower rank, by batch, arm and round."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    site, found = RunConfig().site, {}
-    site.device = "cpu"
+    site, found = SiteConfig(device="cpu"), {}
     with connected(
         rank=options.rank,
         size=options.ranks,

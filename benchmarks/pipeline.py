@@ -55,7 +55,7 @@ from schedules import Program, ScheduleError, build
 from stages.comm.collectives import DistributedGroup
 from stages.comm.process import Process, connected
 from stages.comm.topology import connect
-from stages.config.run_config import RunConfig
+from stages.config.run_config import SiteConfig
 from stages.liveness.stop_signal import never
 from stages.model.head_loss import next_token_loss
 from stages.pipeline.executor import RankExecutor
@@ -193,8 +193,7 @@ def measure(rank: int, folder: str, options: argparse.Namespace) -> dict[str, li
     """A rank's process. Returns seconds per step, by arm and round: those of the slowest rank."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    site = RunConfig().site
-    site.device = "cpu"
+    site = SiteConfig(device="cpu")
     size = options.ranks * options.data
     with connected(
         rank=rank, size=size, local_rank=rank, local_size=size, rendezvous=Path(folder), site=site

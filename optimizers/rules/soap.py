@@ -85,7 +85,11 @@ def complete(bases: Tensor, kept: Tensor) -> Tensor:
     restricted = torch.bmm(rest.mT, numbers[:, None] * rest)
     # Eigenvalues of the kept ones are negative, so that these come first: no rank is read by the host.
     restricted.diagonal(dim1=-2, dim2=-1).sub_(kept.squeeze(-2) * (size + 1 - numbers))
-    return torch.bmm(rest, torch.linalg.eigh(restricted).eigenvectors).where(~kept, bases)
+    vectors = torch.linalg.eigh(restricted).eigenvectors
+    del restricted
+    rest = torch.bmm(rest, vectors)
+    del vectors
+    return rest.where(~kept, bases)
 
 
 def refresh(symmetric: Tensor, basis: Tensor, *, rank: int) -> tuple[Tensor, Tensor]:
@@ -107,8 +111,11 @@ def refresh(symmetric: Tensor, basis: Tensor, *, rank: int) -> tuple[Tensor, Ten
     reached = in_range(shares)
     order = shares.where(reached, 0.0).argsort(dim=-1, descending=True, stable=True)
     columns = order.unsqueeze(-2).expand_as(product)
-    bases = orthonormal(product.where(reached.unsqueeze(-2), basis).gather(-1, columns))
+    product = product.where(reached.unsqueeze(-2), basis).gather(-1, columns)
+    bases = orthonormal(product)
     if rank < basis.shape[-1]:
+        # What follows takes as much memory again.
+        del product, symmetric, basis, columns
         bases = complete(bases, reached.new_ones(len(bases), rank))
     return bases, order
 

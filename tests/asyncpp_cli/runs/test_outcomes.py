@@ -321,7 +321,6 @@ number = 3
         ("in_forward", r"the run's own code ended the process \(SystemExit: 75\) \(FILE, line 7\)"),
         ("failing", r"the run's own code fails \(RuntimeError: .*shapes.*\) \(FILE, line 11\)"),
         ("lost", r"own_models:lost fails \(KeyError: 'lost'\) \(FILE, line 29\)"),
-        ("number", "own_models:number is int, must be a function"),
         ("linear", ""),
     ],
 )

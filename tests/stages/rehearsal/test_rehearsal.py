@@ -399,7 +399,7 @@ def test_what_a_corrections_update_takes_for_itself_is_the_plan_s(
 def test_what_a_correction_takes_for_a_backward_is_the_plan_s(precision: str) -> None:
     own = ("optimizer=adamw", "train.clip=stage", f"train.precision={precision}")
     config = _shipped("135m", "schedule=paci", *SHALLOW, *own)
-    config.correction.name, cut = "discrepancy", cut_of(config)[0]
+    config, cut = changed(config, {"correction.name": "discrepancy"}), cut_of(config)[0]
     found = _rehearsed(config, rank=0)
     assert not found.faults
     # Beside the velocities, which last.
