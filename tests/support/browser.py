@@ -17,7 +17,7 @@ import pytest
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
 
-SECONDS = 60.0
+SECONDS = 300.0
 """Timeout of every wait."""
 
 
