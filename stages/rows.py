@@ -15,6 +15,7 @@ import msgspec
 Numbers = list[float | None]
 
 WRITTEN_AS_NULL = {
+    "commit",
     "bytes_per_token",
     "unigram_bits_per_byte",
     "val_loss_error",
