@@ -343,18 +343,30 @@ def test_what_more_gpus_cost_is_estimated() -> None:
 
 @pytest.mark.parametrize("file", [PUBLISHED, FURTHER], ids=["fitted", "further"])
 def test_the_document_shows_the_estimates(file: Path) -> None:
-    """The lines of a table: runs that differ in GPUs, micro-batches and speed stand together."""
-    columns = ("source", "device", "model", "layout", "context", "recomputed", "compiled", "network_gbs")
+    """The lines of a table, one for each source and GPU."""
+
+    def distinct(runs: list[dict[str, str]], key: str) -> str:
+        return ", ".join(dict.fromkeys(row[key] for row in runs))
+
     lines = []
-    for key, group in groupby(ratios(file), lambda each: [each[0][column] for column in columns]):
-        runs = list(group)
+    for key, group in groupby(ratios(file), lambda each: (each[0]["source"], each[0]["device"])):
+        runs, found = zip(*group, strict=True)
+        gpus = sorted({int(row["gpus"]) for row in runs})
         cells = [
             *key,
-            ", ".join(row["gpus"] for row, _ in runs),
-            ", ".join(f"{row['microbatch']} x {row['microbatches']}" for row, _ in runs),
-            ", ".join(row["tokens_per_second"] for row, _ in runs),
-            ", ".join(f"{ratio:.2f}" for _, ratio in runs),
+            distinct(runs, "model"),
+            distinct(runs, "layout"),
+            ", ".join(map(str, gpus)),
+            str(len(runs)),
+            " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in (min(found), max(found)))),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     text = (Path(__file__).parents[3] / "docs" / "plan.md").read_text()
     assert "\n".join(lines) in text, "\n" + "\n".join(lines)
+
+
+def test_the_document_says_how_far_off_the_estimates_are() -> None:
+    errors = [abs(ratio - 1) for _, ratio in ratios()]
+    text = " ".join((Path(__file__).parents[3] / "docs" / "plan.md").read_text().split())
+    said = f"its median error is {statistics.median(errors):.0%}, the largest {max(errors):.0%}"
+    assert said.replace("%", " %") in text
