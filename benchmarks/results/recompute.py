@@ -223,9 +223,8 @@ def optimizers_document() -> Iterator[str]:
     yield _gap(losses, 4_800, QHADAMW, {**QHADAMW, "schedule": "1f1b"})
     yield from _muon_beside_adamw()
     at_853k = {line.split(" | ")[0]: line.split(" | ")[3:] for line in own_gaps()}
-    for optimizer in ("muon", "adamw, beta1 0.9", "adamw, beta1 0.95", "qhadamw"):
+    for optimizer in ("muon", "adamw, beta1 0.9", "adamw, beta1 0.95"):
         yield at_853k[f"| {optimizer}"][0].split(",")[0]
-    yield at_853k["| qhadamw"][1]
     of_eight, synchronous = (
         fmean(
             fmean(blocks_of(row))

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import torch
@@ -118,7 +117,7 @@ def test_no_parameters_are_refused() -> None:
         build_optimizer({}, name="muon", lr=1e-3, weight_decay=0.1, options={})
 
 
-TEXT = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
 
 
 def table(heading: str) -> list[list[str]]:
@@ -131,16 +130,6 @@ def table(heading: str) -> list[list[str]]:
 
 def named(cell: str) -> list[str]:
     return re.findall(r"`([\w-]+)`", cell)
-
-
-def test_memory() -> None:
-    _, _, *rows = table("Memory")
-    documented = {name: (formula, size) for names, formula, size in rows for name in named(names)}
-    declared = {}
-    for name, method in optimizers.METHODS.items():
-        formula = method.matrix_state.replace("rows", "r").replace("columns", "c").replace("^2", "²")
-        declared[name] = (formula, f"{method.state_bytes_per_parameter:g}")
-    assert documented == declared
 
 
 def test_which_parameters_go_to_which_rule() -> None:
@@ -156,15 +145,12 @@ def test_which_parameters_go_to_which_rule() -> None:
 
 
 def test_every_optimizer_and_correction_has_its_source() -> None:
-    sources = TEXT.partition("## Sources\n")[2]
     entries = [*optimizers.METHODS.values(), *optimizers.CORRECTIONS.values()]
-    papers = {paper for entry in entries for paper in re.findall(r"\d{4}\.\d{5}", entry.reference)}
-    assert papers <= set(re.findall(r"\d{4}\.\d{5}", sources))
+    assert [e.name for e in entries if not re.search(r"\d{4}\.\d{5}|(19|20)\d\d", e.reference)] == []
 
 
 def test_the_page_says_which_of_torchs_optimizers_are_taken() -> None:
-    page = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
-    rows = re.search(r"\| `torch.optim:` \|.*?\n\n", page, re.DOTALL)[0].strip().splitlines()[2:]
+    rows = re.search(r"\| `torch.optim:` \|.*?\n\n", TEXT, re.DOTALL)[0].strip().splitlines()[2:]
     said = {name: "taken" in row for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     taken = {}
     for name, kind in vars(torch.optim).items():
