@@ -64,64 +64,61 @@ class Site:
     exclude: Annotated[str, _NODES] | None = None
     """Nodes to exclude, in sbatch's notation: `n[3-4],n7`."""
     gpus_per_node: Count = 0
-    """GPUs per node, and so the most ranks per node: a job requests one per rank. 0: runs train on CPUs."""
+    """GPUs per node: a job requests one per rank. 0: runs train on CPUs."""
     gpu_type: Word | None = None
     """Type in `--gres=gpu:TYPE:N`."""
     cpus_per_node: Positive | None = None
-    """CPUs per node, which limit the tasks per node. null: no limit."""
+    """CPUs per node, which limit its tasks."""
     tasks_per_node: Positive | None = None
-    """Maximum number of tasks per node. null: no limit."""
+    """Most tasks per node."""
     cpus_per_task: Positive | None = None
     """CPUs per rank; null: one per thread."""
     max_nodes: Positive | None = None
-    """Maximum number of nodes per job."""
+    """Most nodes per job."""
     memory: Annotated[str, _MEMORY] | None = None
     """Memory per node, in sbatch's notation: `64G`."""
     time: Annotated[str, _TIME] = "24:00:00"
-    """Time limit of a job, in quotes: `"MINUTES"`, `"HH:MM:SS"` or `"D-HH:MM:SS"`, as for sbatch, to which
-    `"4:00"` is four minutes. A longer run resumes in the next job."""
+    """Time limit of a job, in quotes: `"MINUTES"`, `"HH:MM:SS"` or `"D-HH:MM:SS"` (`"4:00"` is four minutes).
+    A longer run resumes in the next job."""
     time_margin: Annotated[float, Meta(ge=1)] | None = None
-    """Multiple of the [expected time](plan.md#cost) of its slowest run that a job asks for, besides 15
-    minutes, where `run.gpu` names the GPUs; at most `time`. null: always `time`."""
+    """Multiple of its slowest run's [expected time](plan.md#cost) that a job asks for, besides 15 minutes,
+    where `run.gpu` names the GPUs; at most `time`. null: `time`."""
     signal_lead: int = 120
-    """Seconds before the time limit at which a job is signalled to save and requeue itself; at least
-    `site.grace` + 10, and less than `time`. SLURM may be a minute early."""
+    """Seconds before the time limit at which a job saves and requeues itself; at least `site.grace` + 10.
+    SLURM may be a minute early."""
     retries: Count = 2
-    """How often a failed run is started again; also `launch --retries`. Preempted runs are always
-    requeued."""
+    """How often a failed run is started again; also `launch --retries`. Preempted runs always are."""
     max_parallel: Positive | None = None
-    """Maximum number of runs of a launch at a time, over all its arrays; also `launch --max-parallel`. null:
-    no limit."""
+    """Most runs of a launch at a time, over its arrays; also `launch --max-parallel`."""
     array_limit: Positive | None = None
-    """Maximum number of tasks per array; null: SLURM's `MaxArraySize`."""
+    """Most tasks per array. null: SLURM's `MaxArraySize`."""
     submit_limit: Positive | None = None
-    """Maximum number of your queued and running jobs, counting array tasks. The rest waits for the next
-    launch, or for `--wait`. null: no limit."""
+    """Most queued and running jobs of yours, counting array tasks. The rest waits for the next launch, or for
+    `--wait`."""
     network_interface: Annotated[str, _INTERFACE] | None = None
     """Interface for traffic between nodes: `ib0`. null: chosen by gloo and NCCL."""
     setup: list[Annotated[str, _LINE]] = field(default_factory=list)
-    """Shell lines to run at the beginning of each job: `module load ...`. A job in which one fails ends."""
+    """Shell lines at the beginning of each job: `module load ...`. A job in which one fails ends."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of each job."""
     flags: dict[str, Any] = field(default_factory=dict)
     """sbatch flags to add or replace: `{mem-per-gpu: 100G, licenses: "a:1"}`."""
     remove_flags: list[str] = field(default_factory=list)
-    """sbatch flags to remove because the site refuses them: `[requeue]`."""
+    """sbatch flags that the site refuses: `[requeue]`."""
     srun_flags: list[Annotated[str, _WITH_DASH]] = field(default_factory=list)
     """Additional arguments of srun: `[--mpi=none]`."""
     command_prefix: str = ""
-    """Words before the ranks' command, quoted as for a shell: `apptainer exec --nv /shared/asyncpp.sif`
+    """Words before the ranks' command: `apptainer exec --nv /shared/asyncpp.sif`
     ([containers](slurm.md#containers))."""
     python: Annotated[str, _PYTHON] | None = None
-    """Python interpreter of the ranks, such as `python3` of an image; null: the one that launches."""
+    """Python of the ranks, such as `python3` of an image. null: the one that launches."""
     on_end: list[str] = field(default_factory=list)
-    """Command to run once when all runs of a launch have ended or were cancelled, as words:
-    `[notify-send, asyncpp]`. On a cluster a last, short job runs it (its output: `end-*.out` in the
-    submission's folder), or with `--wait` or `--site local` the command that waited. Its last word will be a
-    sentence, such as "mine: 6 of 6 runs completed in mine"; ASYNCPP_FOLDER, ASYNCPP_COMPLETED and
-    ASYNCPP_RUNS are in its environment."""
+    """Command to run when all runs of a launch have ended: `[notify-send, asyncpp]`. A last, short job runs
+    it (output: `end-*.out` in the submission's folder), or the command that waited (`--wait`, `--site
+    local`). Its last word is a sentence ("mine: 6 of 6 runs completed in mine"); ASYNCPP_FOLDER,
+    ASYNCPP_COMPLETED and ASYNCPP_RUNS are in its environment."""
     run: dict[str, Any] = field(default_factory=dict)
-    """Settings `site.*` that override those of the runs: `{grace: 240, timeout: 600, threads: 4}`."""
+    """Keys of `site` in place of the runs' own: `{grace: 240, timeout: 600, threads: 4}`."""
 
 
 _KEYS = {entry.name: entry for entry in dataclasses.fields(Site) if entry.name not in ("name", "file")}

@@ -40,14 +40,6 @@ class KeyFacts:
     option: bool = False
     """The key is an option of the section's optimizers or corrections."""
 
-    def bounds(self) -> str:
-        """The declared bounds, as messages and documents name them; empty without any."""
-        said = [f"at least {_shown(self.low)}"] if self.low is not None else []
-        said += [f"above {_shown(self.above)}"] if self.above is not None else []
-        said += [f"below {_shown(self.below)}"] if self.below is not None else []
-        said += [f"at most {_shown(self.high)}"] if self.high != LARGEST else []
-        return ", ".join(said)
-
     def refusal(self, value: object) -> str | None:
         """Why `value` is not accepted; None if it is."""
         if self.choices and value not in self.choices:

@@ -25,30 +25,29 @@ class ScheduleConfig:
     microbatches: int = key(4, low=1, high=100_000)
     """Micro-batches per step, in each pipeline."""
     replicas: int = key(2, low=2, high=10_000)
-    """hsdp: groups of consecutive processes, each with the whole model in shards; divides the number of
+    """hsdp: groups of consecutive processes that each hold the whole model in shards; divides the
     processes."""
     keep_weights: bool = False
-    """fsdp, hsdp: keep a block's gathered weights from its forward to its backward, instead of gathering them
-    again (torch's `reshard_after_forward: false`)."""
+    """fsdp, hsdp: keep a block's gathered weights until its backward (torch's `reshard_after_forward:
+    false`)."""
     code_sha256: str | None = None
-    """Hash of the source of a schedule of your own (docs/run-folder.md#code). `sweep` writes it; a run
-    refuses other code."""
+    """Hash of the source of a schedule of your own (docs/run-folder.md#code)."""
     delay: int = key(1, low=1, high=1_000)
-    """2bw, 2bw-v: updates between the weights a gradient is computed at and those it is applied to. In 2bw a
-    delay of 1 needs at least `parallel.stages` - 1 micro-batches."""
+    """2bw, 2bw-v: updates between the weights of a gradient and those it is applied to. In 2bw a delay of 1
+    needs at least `parallel.stages` - 1 micro-batches."""
     ahead: int = key(1, low=1, high=1_000)
-    """2bw: forwards a stage runs ahead of its backwards, for each stage after it. 2 hides late messages and
-    uneven times, and keeps up to twice the activations; a delay of 1 then needs twice as many micro-batches.
-    2bw-v, paci-v: each message has `ahead` - 1 sixths of a micro-batch's time to arrive."""
+    """2bw: forwards that a stage runs ahead of its backwards, for each stage after it. 2 hides late messages,
+    keeps up to twice the activations, and needs twice as many micro-batches for a delay of 1. 2bw-v, paci-v:
+    a message has `ahead` - 1 sixths of a micro-batch's time to arrive."""
     chunks: int = key(1, low=1, high=1_000)
     """interleaved-1f1b, looped-bfs: stages per rank."""
     split: bool = False
     """2bw-v: split backwards, for fewer activations."""
     costs: tuple[int, ...] | None = None
-    """2bw-v, paci-v: times of a stage's forward and of the two halves of its backward, whole numbers up to 24
-    in any unit; the order leaves no rank idle at these. null: [1, 1, 1]."""
+    """2bw-v, paci-v: times of a stage's forward and of both halves of its backward that the order is made
+    for, whole numbers up to 24. null: [1, 1, 1]."""
     update_interval: int | None = key(None, low=1, high=100_000)
-    """pipedream, paci, paci-v: micro-batches between a stage's updates; null: 1 for pipedream, `microbatches`
+    """pipedream, paci, paci-v: micro-batches between a stage's updates. null: 1 for pipedream, `microbatches`
     for the others."""
 
 
@@ -64,18 +63,17 @@ class OptimizerConfig:
     weight_decay: float = key(0.1, low=0)
     """Decoupled; on matrices only."""
     warmup: float = key(0.1, low=0, high=1)
-    """Share of the steps in which the learning rate rises linearly."""
+    """Share of the steps in which the rate rises linearly."""
     final_lr: float = key(0.1, low=0)
-    """Learning rate at the end of the schedule, as a share of the peak."""
+    """Rate at the end, as a share of the peak."""
     schedule: str = "cosine"
-    """Learning rate after the warm-up: `cosine`, `linear`, `constant`, or `wsd` (stable, then a linear
-    decay)."""
+    """Rate after the warm-up: `cosine`, `linear`, `constant`, or `wsd` (stable, then a linear decay)."""
     decay_share: float | None = key(None, above=0, high=1)
-    """wsd: share of the steps in which the learning rate decays; null: 0.2."""
+    """wsd: share of the steps in which the rate decays. null: 0.2."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of an optimizer of your own, passed to it by keyword: `optimizer.options.KEY`."""
+    """Keyword arguments of an optimizer of your own: `optimizer.options.KEY`."""
     code_sha256: str | None = None
-    """Hash of the source of an optimizer of your own, as `schedule.code_sha256`."""
+    """Hash of the source of an optimizer of your own."""
     momentum: float | None = option()
     nesterov: bool | None = option()
     beta1: float | None = option()
@@ -109,8 +107,7 @@ class ErrorFeedbackConfig:
     form: str = key("look-ahead", choices=("look-ahead", "buffered"))
     """`look-ahead` (no extra buffer) or `buffered` (the reference)."""
     decay_at: str = key("y", choices=("y", "x"))
-    """Weights that weight decay applies to: `y` (evaluated and saved) or `x` (computed with; `buffered`
-    only)."""
+    """Weights that decay: `y` (evaluated and saved) or `x` (computed with; `buffered` only)."""
 
 
 CORRECTION_NAMES = tuple(name for name, method in CORRECTIONS.items() if not method.set_by)
@@ -126,7 +123,7 @@ class CorrectionConfig:
         choices=("none", *CORRECTION_NAMES),
         set_by={name: method.set_by for name, method in CORRECTIONS.items() if method.set_by},
     )
-    """A correction instead of error feedback, one of `optimizers.CORRECTIONS`, or `none`."""
+    """A correction instead of error feedback."""
     flavour: str | None = option()
     reach: float | None = option()
     anneal: int | None = option()
@@ -140,7 +137,7 @@ class ModelConfig:
     name: str = MISSING
     """Name of the model size, for display."""
     family: str = "llama"
-    """Family of the decoder (docs/models.md): `llama`, or `qwen3` (queries and keys are normalized)."""
+    """`llama`, or `qwen3` (queries and keys are normalized)."""
     layers: int = key(MISSING, low=1, high=10_000)
     """Number of blocks."""
     width: int = key(MISSING, low=1, high=10**6)
@@ -156,59 +153,55 @@ class ModelConfig:
     vocab_size: int = key(256, low=1, high=2**31 - 1)
     """Number of tokens in the vocabulary."""
     tied: bool = False
-    """The head multiplies with the embedding's matrix and has none of its own. Needs both on one rank: one
-    stage alone, or a schedule in a V (`2bw-v`, `zb-v`, `v-half`, `v-min`, `dualpipe-v`); or
-    `parallel.shard_head`."""
+    """The head uses the embedding's matrix (docs/models.md#tied-embeddings). Needs one stage, a schedule in a
+    V, or `parallel.shard_head`."""
     rope_base: float = key(10000.0, low=1, high=1e15)
     """Base of the rotary frequencies."""
     norm_eps: float = key(1e-5, above=0, high=1.0)
     """Added to the mean square in RMSNorm."""
     init_std: float = key(0.02, above=0, high=10.0)
-    """Standard deviation of initial matrices; of those that write into the residual stream, over
-    sqrt(2 `layers`)."""
+    """Standard deviation of initial matrices; over sqrt(2 `layers`) of those that write into the residual
+    stream."""
     logit_softcap: float | None = key(None, above=0, high=1e6)
     """c: logits become c tanh(logits / c); null: none."""
     z_loss: float = key(0.0, low=0, high=1.0)
-    """Weight of the mean squared logarithm of the softmax's sum in what is minimized. Losses that are
-    reported are without it."""
+    """Weight of the mean squared logarithm of the softmax's sum in what is minimized; reported losses are
+    without it."""
     parametrization: str = key("standard", choices=("standard", "mup"))
-    """`mup`: initial weights, learning rates and multipliers follow from the size relative to a base model,
-    so that a learning rate found at one size serves others (docs/models.md#rates-that-transfer)."""
+    """`mup`: a learning rate found at one size serves others (docs/models.md#rates-that-transfer)."""
     base_width: int | None = key(None, low=1, high=10**6)
-    """mup: width of the base model, at which it is the standard model."""
+    """mup: width of the base model."""
     base_layers: int | None = key(None, low=1, high=10_000)
     """mup: number of blocks of the base model; null: `layers`."""
     base_head_dim: int | None = key(None, low=1, high=10**5)
-    """mup: width of a head of the base model; null: that of this one."""
+    """mup: width of a head of the base model; null: `head_dim`."""
     factory: str | None = None
-    """`package.module:function` that makes a model of your own (docs/models.md); null: the decoder of
-    `model.family`."""
+    """`package.module:function` that makes a model of your own (docs/models.md)."""
     code_sha256: str | None = None
-    """Hash of the source of a model of your own, as `schedule.code_sha256`."""
+    """Hash of the source of a model of your own."""
     init: str | None = None
-    """Initial weights: safetensors (a folder or a file) from `asyncpp export`, or of the family's class in
-    Hugging Face transformers; null: random, from `seed`."""
+    """Initial weights: safetensors from `asyncpp export` or Hugging Face transformers, a folder or a file.
+    null: random."""
     init_sha256: str | None = None
-    """SHA-256 of the weights in `init`. `sweep` writes it; a run refuses other weights."""
+    """Hash of the weights in `init`."""
     experts: int = key(0, low=0, high=10**5)
-    """Routed experts in a block, which take the place of its MLP; 0: a dense model."""
+    """Routed experts in a block, in place of its MLP; 0: a dense model."""
     active_experts: int | None = key(None, low=1, high=10**5)
     """Experts that each token is sent to."""
     shared_experts: int = key(0, low=0, high=10**4)
-    """Further experts that every token passes; they are computed as one of their joint width."""
+    """Further experts that every token passes."""
     expert_width: int | None = key(None, low=1, high=10**7)
     """Hidden width of an expert."""
     dense_layers: int = key(0, low=0, high=10_000)
-    """First blocks that have an MLP of `mlp_width` instead of experts."""
+    """First blocks with an MLP of `mlp_width` instead of experts."""
     router_score: str | None = None
-    """`sigmoid`, or `softmax` over all experts; null: `sigmoid`."""
+    """`sigmoid` (the default), or `softmax` over all experts."""
     route_normalised: bool | None = None
     """Divide the scores of a token's experts by their sum; null: true."""
     route_scale: float | None = key(None, above=0, high=1e6)
     """Factor of the routed experts' output; null: 1."""
     balance: str | None = None
-    """`bias`: a bias, added to the scores for the selection alone, moves towards an even load after each
-    step; `none`; null: `bias`."""
+    """`bias` (the default): a bias of the selection moves towards an even load after each step; `none`."""
     balance_rate: float | None = key(None, above=0, high=1.0)
     """Step of the balance bias; null: 0.001."""
 
@@ -224,38 +217,32 @@ RAW_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 @dataclass(frozen=True)
 class DataConfig:
     path: str | None = None
-    """A folder that `asyncpp data prepare` wrote; token shards of llm.c, modded-nanogpt or nanoGPT (a .bin
-    file or a folder of them) or of Megatron-LM (the .bin beside its .idx); or a text file or a folder of
-    them, read as bytes. null: the text of the Python standard library, or `sources`."""
+    """Prepared data, token shards, or text (docs/data.md). null: the text of the Python standard library, or
+    `sources`."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """A mixture in place of `path`: `{wiki: PATH, code: PATH}`. Each sequence is of one source, drawn in
-    proportion to `weights` (docs/data.md). Paths as `path`."""
+    """A mixture in place of `path`: `{wiki: PATH, code: PATH}` (docs/data.md)."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Weights of `sources`, above 0, in any unit: `{wiki: 3, code: 1}`. A source without one has 1."""
+    """Weights of `sources`, in any unit: `{wiki: 3, code: 1}`. A source without one has 1."""
     sha256: str | None = None
-    """SHA-256 of the data and its split. `sweep` writes it; a run refuses other data."""
+    """Hash of the data and its split."""
     context: int = key(128, low=1, high=10**7)
     """Tokens in a sequence."""
     validation_share: float = key(0.05, above=0, below=1)
-    """Share held out for validation if the data has no split of its own: whole files of a folder of text,
-    the end of token shards."""
+    """Share held out if the data has no split of its own: whole files of a folder of text, the end of token
+    shards."""
     dtype: str = key("auto", choices=("auto", *RAW_DTYPES))
-    """Type of the tokens in `.bin` files that do not say it, little-endian. `auto`: uint16, and a file that
-    seems to hold another type is refused."""
+    """Type of tokens in `.bin` files that do not say it, little-endian. `auto`: uint16; a file that seems to
+    hold another is refused."""
     validation: Mapping[str, str] = field(default_factory=dict)
-    """Further validation sets by name: `{wiki: PATH, code: PATH}`. An evaluation then measures the loss of
-    the data's own split, which is called `data`, and of each set. Paths as `path`: of prepared data the
-    validation split is read; of token shards those with `val` in their names, if any; otherwise all."""
+    """Further validation sets by name: `{wiki: PATH, code: PATH}` (docs/data.md)."""
     validation_sha256: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 of each of these sets. `sweep` writes it; a run refuses other data."""
+    """Hash of each of these sets."""
     headline: str = OWN_SPLIT
-    """Validation set whose loss the report compares (`val_loss`): `data`, or a name in `validation`."""
+    """Validation set that the report compares: `data`, or a name in `validation`."""
     document_mask: bool = False
-    """Attention stays within a document, and positions begin at 0 in each (docs/data.md). A document ends
-    with the data's end-of-document token."""
+    """Attention stays within a document, and positions begin at 0 in each (docs/data.md)."""
     end_of_document: int | None = key(None, low=0, high=2**31 - 1)
-    """With `document_mask`: the token that ends a document, if the data does not record it; only prepared
-    data does."""
+    """With `document_mask`: the token that ends a document. null: as prepared data records it."""
 
     @property
     def trained_paths(self) -> dict[str, str]:
@@ -270,73 +257,63 @@ class ParallelConfig:
     stages: int = key(2, low=1, high=10_000)
     """Pipeline ranks; each holds one stage, or `schedule.chunks` of them."""
     cut: tuple[float, ...] | None = None
-    """Blocks in each stage, in order, such as [5.5, 6.5]: with .5 the cut is between a block's attention and
-    its MLP or experts, and a last 0 leaves the head alone. null: stages of equal cost, of whole blocks."""
+    """Blocks in each stage, such as [5.5, 6.5]: .5 cuts between a block's attention and its MLP, and a last 0
+    leaves the head alone. null: stages of equal cost, of whole blocks."""
     data: int = key(1, low=1, high=10_000)
-    """Data-parallel replicas of the pipeline, each with its own micro-batches. A run has `stages` x
-    `data` processes."""
+    """Data-parallel replicas of the pipeline. A run has `stages` x `data` processes."""
     shard_head: bool = key(False)
-    """The head's matrix in shards on all pipeline ranks, which compute the loss together: ranks are equally
-    fast, for one more micro-batch in flight (docs/parallel.md). With `model.tied` the embedding is in the
-    same shards."""
+    """The head's matrix in shards on all pipeline ranks, which compute the loss together
+    (docs/parallel.md)."""
     shard_gradients: bool = key(False)
-    """2bw and others that gather the next step's gradient while they apply the last: data ranks keep only
-    their part of the one that is applied. Same numbers; backwards then wait for the reduction
+    """2bw and others with two gradients at a time: data ranks keep only their part of the one that is applied
     (docs/parallel.md)."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     steps: int = key(MISSING, low=1, high=10**7)
-    """Optimizer steps. Each has `schedule.microbatches` micro-batches on each of the `parallel.data`
-    pipelines."""
+    """Steps, of `schedule.microbatches` micro-batches on each of the `parallel.data` pipelines."""
     microbatch_size: int = key(8, low=1, high=10**5)
     """Sequences in a micro-batch."""
     eval_interval: int = key(100, low=1)
-    """Steps between evaluations; the pipeline drains for each. The run always ends with one."""
+    """Steps between evaluations, for which the pipeline drains. A run ends with one."""
     eval_microbatches: int = key(8, low=1, high=10**6)
-    """Most micro-batches of the data's own validation split per evaluation: as many as it has without
+    """Most micro-batches of the data's own validation split per evaluation, as many as it has without
     overlap."""
     eval_tokens: int | None = key(None, low=1, high=10**12)
-    """Least number of tokens that an evaluation reads of each validation set, if the set has as many without
-    overlap. null: `eval_microbatches` of the data's own split, 1,000,000 tokens of each set in
-    `data.validation`."""
+    """Least tokens that an evaluation reads of each validation set, if it has as many. null:
+    `eval_microbatches` of the data's own split, 1,000,000 tokens of each set in `data.validation`."""
     clip: str = key("global", choices=("global", "stage", "none"))
-    """Gradient clipping: `global` (norm over all stages), `stage` (each stage by its own norm) or `none`."""
+    """Gradient clipping by the norm over all stages (`global`), of each stage (`stage`; needed where stages
+    update apart, as in pipedream and paci) or `none`."""
     clip_norm: float = key(1.0, above=0, high=1e30)
     """Largest gradient norm after clipping."""
     ema_decay: float | None = key(None, above=0, below=1)
-    """d: the weights are averaged over updates, with factors d^0, d^1, ... from the newest to the oldest
-    (exponential moving average), and evaluations measure the average, too
-    (docs/optimizers.md#average-of-weights). null: no average."""
+    """Decay of an exponential moving average of the weights, which evaluations measure, too
+    (docs/optimizers.md#average-of-weights). null: none."""
     max_skipped: int = key(20, low=0)
-    """Consecutive steps with a non-finite gradient, which are skipped, before the run fails; 0: it never
-    fails for that."""
+    """Consecutive steps skipped for a non-finite gradient before the run fails; 0: it never does."""
     precision: str = key("float32", choices=("float32", "float64", "bfloat16"))
-    """`float32`, `float64` (for tests), or `bfloat16` (weights used for computing; master weights and
-    gradients stay float32)."""
+    """`float32`, `float64` (for tests), or `bfloat16` (master weights and gradients stay float32)."""
     recompute: str = key("none", choices=("none", "selective", "full"))
-    """What backward computes again instead of keeping it. `selective`: norms, rotary positions and SwiGLU's
-    product, for about half of the activations and a few per cent more time. `full`: all but the input of
-    each block, for a third more compute. Without a weight stash (`paci`) either changes the numbers, because
-    what runs again reads the newest weights."""
+    """What backward computes again. `selective`: norms, rotary positions and SwiGLU's product, for half of
+    the activations and a few per cent more time. `full`: all but each block's input, for a third more
+    compute. Either changes the numbers without a weight stash (`paci`). `none`: nothing."""
     compile: bool | None = None
-    """Compile the blocks with torch.compile. Needs a compiler; the first step takes up to a minute longer.
-    null: on a GPU, if the schedule and the machine allow it (docs/memory.md)."""
+    """Compile the blocks with torch.compile. null: on a GPU, if the schedule and the machine allow it
+    (docs/memory.md)."""
     cuda_graphs: bool = False
-    """On a GPU, launch each forward and backward of a stage as one CUDA graph, for small models whose
-    micro-batches are shorter than their launches. Takes memory; one H100 ran a stage with it
+    """On a GPU, launch each forward and backward as one CUDA graph, for small models
     (docs/memory.md#traincuda_graphs)."""
     deterministic: bool = False
-    """On a GPU, use only torch kernels that give the same bits every time: they may be slower, and an
-    operator without one is an error. A CPU run is deterministic anyway."""
+    """On a GPU, use only torch kernels that give the same bits every time; an operator without one is an
+    error. CPU runs always do."""
     checkpoint_interval: int = key(100, low=0)
-    """Steps between checkpoints. The pipeline drains for each, which changes the numbers of `pipedream`
-    and `paci` slightly. 0: only at the end, and when the run is stopped."""
+    """Steps between checkpoints, for which the pipeline drains: that changes the numbers of `pipedream` and
+    `paci` slightly. 0: only at the end and when the run is stopped."""
     profile_steps: int = key(0, low=0, high=1000)
-    """First steps of each attempt that torch's profiler records, per rank, into `attempts/<n>/`; 0, and in
-    a replay: none. On a GPU a snapshot of memory, written if it runs out, then has the stack of every
-    allocation."""
+    """First steps of each attempt that torch's profiler records into `attempts/<n>/`; not in a replay. On a
+    GPU a snapshot of memory, written if it runs out, then has the stacks of allocations."""
 
 
 @dataclass(frozen=True)
@@ -346,31 +323,30 @@ class SiteConfig:
     threads: int = key(1, low=1, high=10_000)
     """CPU threads per process."""
     timeout: float = key(60.0, above=0, high=1e8)
-    """Seconds a process waits for a message from another rank. A process that starts nothing for twice as
-    long dumps its stack traces and exits."""
+    """Seconds a process waits for a message. After twice as long without an action it dumps its stacks and
+    exits."""
     start_timeout: float = key(600.0, above=0, high=1e8)
-    """Seconds for all processes of a run to start, find each other, build their stages and compile them."""
+    """Seconds for all processes of a run to start, find each other, build and compile."""
     grace: float = key(30.0, above=0, high=1e6)
-    """Seconds a run may take to save once it is told to stop; then it is killed."""
+    """Seconds a run that is told to stop may take to save, before it is killed."""
     save_timeout: float = key(1800.0, above=0, high=1e8)
     """Seconds that reading or writing a checkpoint may take."""
     lease: float = key(60.0, above=0, high=1e8)
-    """Seconds of silence after which another machine may take over a run. The file server should never be
-    away for so long; a live machine writes to it six times within them."""
+    """Seconds of silence after which another machine may take over a run. The file server must never be away
+    for so long."""
     keep_checkpoints: int = key(2, low=1)
-    """Number of newest checkpoints to keep."""
+    """Newest checkpoints to keep."""
     peak_tflops: float | None = key(None, above=0)
-    """Peak of one device at the run's precision, TFLOP/s, for the report's MFU; null: looked up by the
-    device's name."""
+    """Peak of a device at the run's precision in TFLOP/s, for the report's MFU. null: by the device's
+    name."""
     memory_gb: float | None = key(None, above=0)
-    """Memory available to a rank, in units of 10^9 bytes. `sweep` refuses cells that do not fit; null: no
-    check."""
+    """Memory of a rank in 10^9 bytes. `sweep` refuses cells that do not fit. null: no check."""
     runs_per_gpu: int | None = key(None, low=1)
-    """Runs that share a GPU of this machine; null: one, and with `launch --max-parallel` as many as their
-    planned memory lets. For SLURM's jobs see [runs that share a GPU](slurm.md#runs-that-share-a-gpu)."""
+    """Runs that share a GPU of this machine ([SLURM](slurm.md#runs-that-share-a-gpu)). null: one; with
+    `launch --max-parallel` as many as fit as planned."""
     gpu: str | None = None
-    """GPU of each rank, by name or keys ([the device](plan.md#the-device)), for the step time that `sweep`
-    estimates; null: no estimate."""
+    """GPU of each rank, by name or keys ([the device](plan.md#the-device)), for `sweep`'s estimates. null:
+    none."""
 
 
 @dataclass(frozen=True)
@@ -387,7 +363,7 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     site: SiteConfig = field(default_factory=SiteConfig)
     seed: int = key(0, low=0, high=2**63 - 1)
-    """Seed of the initial weights (together with each parameter's name) and of the data order."""
+    """Seed of the initial weights (with each parameter's name) and of the data order."""
     gone: Mapping[str, Any] = field(default_factory=dict)
     """Settings of `GONE` that were not the default: part of the run's identity, and of nothing else."""
 
