@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from asyncpp_cli.base.atomic_files import real_folder, write_output
@@ -35,6 +37,27 @@ def write_report(folders: Sequence[Path], options: ReportOptions) -> None:
     experiments = [open_experiment(folder) for folder in folders]
     report = build_report(experiments, options, keep_steps=options.curves)
     _write(options, report)
+
+
+def watch_report(folders: Sequence[Path], options: ReportOptions) -> None:
+    """Write the page again and again, until all runs have ended; the last version no longer reloads itself.
+
+    Raises:
+        UserError: a folder is not an experiment, or a file cannot be written.
+    """
+    announced = False
+    while True:
+        experiments = [open_experiment(folder) for folder in folders]
+        report = build_report(experiments, options, keep_steps=True)
+        if not report.unfinished:
+            break
+        _write(options, report, silent=announced)
+        if not announced:
+            say(f"Rewritten every {options.watch_seconds:g} s until all runs have ended; Ctrl-C ends it")
+        announced = True
+        time.sleep(options.watch_seconds)
+    _write(replace(options, watch=False), report)
+    say("All runs have ended")
 
 
 def build_report(experiments: Sequence[Experiment], options: ReportOptions, *, keep_steps: bool) -> Report:
@@ -99,12 +122,13 @@ def _left_behind(tunings: Sequence[Tuning]) -> set[str]:
     }
 
 
-def _write(options: ReportOptions, report: Report) -> None:
+def _write(options: ReportOptions, report: Report, *, silent: bool = False) -> None:
     if options.figures is not None:
         from asyncpp_cli.report.formats.figures import write_figures
 
         write_figures(report, folder=real_folder(options.figures), width=options.figure_width)
-        say(f"Wrote the figures into {options.figures}")
+        if not silent:
+            say(f"Wrote the figures into {options.figures}")
     if options.out is None and options.output_format == "table" and sys.stdout.isatty():
         from asyncpp_cli.base.console import console
 
@@ -119,4 +143,5 @@ def _write(options: ReportOptions, report: Report) -> None:
 
         write_assets(real_folder(options.assets))
     write_output(options.out, text.encode())
-    say(f"Wrote {options.out}")
+    if not silent:
+        say(f"Wrote {options.out}")

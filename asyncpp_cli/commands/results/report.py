@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from asyncpp_cli.base.atomic_files import is_stream
 from asyncpp_cli.base.console import to_write
-from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.errors import INTERRUPTED, UserError
 from asyncpp_cli.commands.arguments import with_options
 from asyncpp_cli.report.formats.options import FORMATS, ReportOptions
 
@@ -33,10 +35,36 @@ def report(
     from asyncpp_cli.base.errors import need_polars
 
     need_polars()
-    from asyncpp_cli.report.build import write_report
+    from asyncpp_cli.report.build import watch_report, write_report
 
+    if options.watch:
+        options = _of_watched(options, experiments[0])
     _check(options)
-    write_report(experiments, options)
+    if not options.watch:
+        write_report(experiments, options)
+        return
+    try:
+        watch_report(experiments, options)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _of_watched(options: ReportOptions, first: Path) -> ReportOptions:
+    """The options of a page that is rewritten: by default in the folder of the first experiment.
+
+    Raises:
+        UserError: options do not belong to such a page, or it has no experiment.
+    """
+    from asyncpp_cli.runs.experiment_folder import open_experiment
+
+    if options.output_format not in ("table", "html"):
+        raise UserError(f"--watch rewrites a page; --format {options.output_format}: accepted: html")
+    if options.out is not None and is_stream(options.out):
+        raise UserError(f"--watch rewrites a page; --out {options.out} is no file")
+    if options.watch_seconds <= 0:
+        raise UserError(f"--watch-seconds {options.watch_seconds:g}: accepted: more than 0")
+    out = options.out or open_experiment(first).folder / "report.html"
+    return replace(options, output_format="html", out=out)
 
 
 def _check(options: ReportOptions) -> None:

@@ -100,6 +100,16 @@ class ReportOptions:
             help="Width of the plots; a column of a two-column page is about 3.3.",
         ),
     ] = 5.5
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch",
+            help="Rewrite the page (--format html; default: DIR/report.html) every 30 s until all runs have "
+            "ended; where it is open it reloads itself.",
+        ),
+    ] = False
+    watch_seconds: Annotated[float, typer.Option(parser=finite, hidden=True)] = 30.0
+    """Seconds from one version of the page to the next."""
     assets: Annotated[
         Path | None,
         typer.Option(

@@ -1,9 +1,19 @@
 "use strict";
 (() => {
-  const { arms, charts, atFirst } = JSON.parse(document.getElementById("data").textContent);
+  const { arms, charts, atFirst, reload } = JSON.parse(document.getElementById("data").textContent);
+  // What the reader chose is in the address, so that a reload and a link keep it.
+  const address = new URLSearchParams(location.hash.slice(1));
+  const keysOf = (name) => new Set(address.get(name)?.split("."));
+  const DEFAULTS = { kind: "train", axis: "step", range: "all", seeds: "band", smoothing: 2, scale: "linear" };
+  const [added, hidden] = [keysOf("shown"), keysOf("hidden")];
+  const zooms = [...address].filter(([name]) => name.endsWith("-chart")).map(([name, text]) => {
+    const ends = text.split("_").map((end) => (end === "" ? undefined : Number(end)));
+    const axis = (from) => (Number.isFinite(ends[from]) && Number.isFinite(ends[from + 1]) ? ends.slice(from, from + 2) : undefined);
+    return [name, { xaxis: axis(0), yaxis: axis(2) }];
+  });
   const state = {
-    kind: "train", axis: "step", range: "all", seeds: "band", smoothing: 2,
-    scale: "linear", width: undefined, shown: arms.map((arm) => arm.rank < atFirst),
+    ...DEFAULTS, width: undefined, zooms: Object.fromEntries(zooms),
+    shown: arms.map((arm) => !hidden.has(arm.key) && (arm.rank < atFirst || added.has(arm.key))),
   };
   const BASE = { margin: { l: 56, r: 12, t: 28, b: 44 }, showlegend: false, hovermode: "closest", hoverlabel: { namelength: -1 } };
   // Nothing leaves the page: without "Share chart...", and without an address that it could go to.
@@ -29,6 +39,70 @@
   const AXES = { step: "steps", tokens: "tokens" };
   // Replayed runs say nothing about the time that training takes.
   if (arms.some((arm) => arm.runs.some((run) => run.timed))) AXES.seconds = "training time";
+
+  // Whatever else the address keeps: searches, the order of tables, what is open, and how far all is scrolled.
+  const searches = () => [...document.querySelectorAll("input[type=search]")];
+  const sorted = () => [...document.querySelectorAll("th[aria-sort]")];
+  const details = () => [...document.querySelectorAll("details")];
+  const scrolling = () => [document.scrollingElement, ...document.querySelectorAll(".scroll, #arm-list")];
+  const focusable = () => [...document.querySelectorAll("a, button, input, summary, [tabindex]")];
+  const nameOf = (heading) => heading.closest("table").caption.textContent + heading.textContent;
+
+  function save() {
+    const view = new URLSearchParams();
+    const put = (name, value) => { if (value) view.append(name, value); };
+    for (const [name, usual] of Object.entries(DEFAULTS)) if (state[name] !== usual) view.set(name, state[name]);
+    const keys = (chosen) => arms.filter((arm, place) => state.shown[place] !== arm.rank < atFirst && state.shown[place] === chosen).map((arm) => arm.key);
+    put("shown", keys(true).join("."));
+    put("hidden", keys(false).join("."));
+    for (const [chart, { xaxis, yaxis }] of Object.entries(state.zooms)) if (xaxis || yaxis) put(chart, [...(xaxis ?? ["", ""]), ...(yaxis ?? ["", ""])].join("_"));
+    for (const search of searches()) put(search.getAttribute("aria-label"), search.value);
+    for (const heading of sorted()) put(heading.getAttribute("aria-sort"), nameOf(heading));
+    put("every-column", document.getElementById("every-column").checked ? 1 : "");
+    for (const each of details()) if (each.open) put("open", each.firstElementChild.textContent);
+    scrolling().forEach((each, place) => put("scroll", each.scrollTop || each.scrollLeft ? [place, each.scrollTop, each.scrollLeft].map(Math.round).join("_") : ""));
+    put("focus", focusable().indexOf(document.activeElement) + 1);
+    history.replaceState(null, "", `${location.href.split("#")[0]}#${view}`);
+  }
+
+  function restore() {
+    for (const search of searches()) {
+      search.value = address.get(search.getAttribute("aria-label")) ?? "";
+      search.dispatchEvent(new Event("input"));
+    }
+    for (const [order, clicks] of [["ascending", 1], ["descending", 2]]) {
+      const names = address.getAll(order);
+      const chosen = [...document.querySelectorAll("th[tabindex]")].filter((heading) => names.includes(nameOf(heading)));
+      for (const heading of chosen) for (let click = 0; click < clicks; click += 1) heading.click();
+    }
+    document.getElementById("every-column").checked = address.has("every-column");
+    const open = address.getAll("open");
+    for (const each of details()) each.open = open.includes(each.firstElementChild.textContent);
+    history.scrollRestoration = "manual";
+    const boxes = scrolling();
+    // The lines above wide tables, now that their columns are chosen: what they move is moved before the page is scrolled.
+    for (const box of boxes) box.dispatchEvent(new Event("scroll"));
+    for (const [place, top, left] of address.getAll("scroll").map((text) => text.split("_"))) boxes[place]?.scrollTo(left, top);
+    focusable()[address.get("focus") - 1]?.focus({ preventScroll: true });
+  }
+
+  // The address follows what the reader does; the page of an experiment that is running loads itself again, but not under the reader's hands.
+  function keepView() {
+    let [touched, later] = [0, 0];
+    const events = ["click", "input", "change", "toggle", "scroll", "keydown", "pointerdown", "wheel"];
+    for (const event of events) document.addEventListener(event, () => {
+      touched = Date.now();
+      clearTimeout(later);
+      later = setTimeout(save, 200);
+    }, { capture: true, passive: true });
+    window.addEventListener("hashchange", ({ newURL }) => { if (new URL(newURL).hash.includes("=")) location.reload(); });
+    const again = () => {
+      if (Date.now() - touched < 3000) return setTimeout(again, 1000);
+      save();
+      location.reload();
+    };
+    if (reload !== null) setTimeout(again, 1000 * reload);
+  }
 
   // The page's colours, light or dark; plotly asks for none of them by itself.
   const BLACK = "#000000";
@@ -157,14 +231,14 @@
     }
     return runs.flatMap((run, place) => {
       const text = plain(`${arm.name}, seed ${run.seed}`);
-      const drawn = { ...lines[place], text, type: "scatter", mode, hovertemplate: HOVER, ...pointsOf(arm) };
-      if (state.kind !== "train") return [{ ...drawn, line: lineOf(arm, 1.5 + wider) }];
-      if (state.smoothing === 0 && !run.mean) return [{ ...drawn, line: lineOf(arm, 1.2 + wider) }];
+      const line = { ...lines[place], text, type: "scatter", mode, hovertemplate: HOVER, ...pointsOf(arm) };
+      if (state.kind !== "train") return [{ ...line, line: lineOf(arm, 1.5 + wider) }];
+      if (state.smoothing === 0 && !run.mean) return [{ ...line, line: lineOf(arm, 1.2 + wider) }];
       const raw = {
         x: along(run.train).map((value) => value / unit), y: run.train.loss, text, type: "scatter", mode: "lines", hoverinfo: "skip",
         line: { color: colourOf(arm), width: 0.8 }, opacity: 0.28,
       };
-      return [raw, { ...drawn, line: lineOf(arm, 2 + wider) }];
+      return [raw, { ...line, line: lineOf(arm, 2 + wider) }];
     });
   }
 
@@ -178,9 +252,9 @@
     const runs = shown().flatMap((arm) => arm.runs.map((run) => [arm, run]))
       .filter(([, run]) => run[state.kind] && (state.axis !== "seconds" || run.timed));
     const [unit, name] = state.axis === "seconds" ? timeUnit(runs.map(([, run]) => run[state.kind])) : [1, AXES[state.axis]];
-    const drawn = shown().map((arm) => [arm, runs.filter(([owner]) => owner === arm).map(([, run]) => run)]).filter(([, own]) => own.length);
-    const lines = drawn.map(([, own]) => course(own[0], unit).y);
-    const traces = drawn.flatMap(([arm, own], place) => {
+    const filled = shown().map((arm) => [arm, runs.filter(([owner]) => owner === arm).map(([, run]) => run)]).filter(([, own]) => own.length);
+    const lines = filled.map(([, own]) => course(own[0], unit).y);
+    const traces = filled.flatMap(([arm, own], place) => {
       // Under later curves that coincide with this one, as those of synchronous schedules do: wider, so that all are seen.
       const above = lines.slice(place + 1).filter((line) => coincide(line, lines[place])).length;
       return armTraces(arm, own, unit, 2.5 * Math.min(above, 4));
@@ -189,7 +263,24 @@
     const y = { ...GRID, title: { text: Y_TITLES[state.kind] } };
     if (state.scale === "log") y.type = "log";
     if (state.range === "end") Object.assign(x, endOf(traces, x, y));
-    Plotly.react(chart, traces, { ...LAYOUT, width: state.width, xaxis: x, yaxis: y, uirevision: `${state.axis} ${state.kind} ${state.range} ${state.scale}` }, CONFIG);
+    drawn(chart, traces, { ...LAYOUT, width: state.width, xaxis: x, yaxis: y });
+  }
+
+  // Draws a chart as far as the reader has zoomed into it.
+  function drawn(chart, traces, layout) {
+    const zoom = (state.zooms[chart.id] ??= {});
+    for (const axis of ["xaxis", "yaxis"]) if (zoom[axis]) Object.assign(layout[axis], { range: zoom[axis], autorange: false });
+    const first = !chart.on;
+    Plotly.react(chart, traces, layout, CONFIG);
+    if (!first) return;
+    chart.on("plotly_relayout", (change) => {
+      for (const axis of ["xaxis", "yaxis"]) {
+        const range = change[`${axis}.range`] ?? [change[`${axis}.range[0]`], change[`${axis}.range[1]`]];
+        if (change[`${axis}.autorange`]) delete state.zooms[chart.id][axis];
+        else if (range[0] !== undefined) state.zooms[chart.id][axis] = range;
+      }
+      save();
+    });
   }
 
   function coincide(one, other) {
@@ -221,7 +312,7 @@
       if (rows) Object.assign(layout, layoutOfRows(chart, rows, layout));
       else if (name.startsWith("tuning-")) Object.assign(layout, { showlegend: true, legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom" } });
       const traces = figure.data.map((trace) => ofShown(inTheme(trace), rows)).filter((trace) => trace !== null);
-      Plotly.react(chart, traces, layout, CONFIG);
+      drawn(chart, traces, layout);
     }
   }
 
@@ -274,12 +365,14 @@
   }
 
   function choice(name, options, label) {
+    if (Object.hasOwn(options, address.get(name))) state[name] = address.get(name);
     const buttons = Object.entries(options).map(([value, text]) => {
       const button = element("button", { type: "button", "aria-pressed": String(state[name] === value) }, text);
       button.dataset[name] = value;
       button.addEventListener("click", () => {
         state[name] = value;
         for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
+        if (name !== "seeds") delete state.zooms["loss-chart"];
         drawLoss();
       });
       return button;
@@ -288,6 +381,7 @@
   }
 
   function makeControls() {
+    state.smoothing = Math.min(20, Math.max(0, Number(address.get("smoothing") ?? state.smoothing))) || 0;
     const slider = element("input", { type: "range", min: 0, max: 20, step: 1, value: state.smoothing, id: "smoothing" });
     const said = element("output", { for: "smoothing" }, `${state.smoothing}%`);
     slider.addEventListener("input", () => {
@@ -384,7 +478,7 @@
       heading.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(); });
     });
     if (rows.length > 8) {
-      const search = element("input", { type: "search", class: "filter", placeholder: "filter rows", "aria-label": "filter rows" });
+      const search = element("input", { type: "search", class: "filter", placeholder: "filter rows", "aria-label": `filter rows: ${table.caption.textContent}` });
       const said = element("output", { class: "conditions" });
       search.addEventListener("input", () => {
         const words = search.value.toLowerCase().split(/\s+/);
@@ -424,6 +518,8 @@
   makeControls();
   makeArmList();
   draw();
+  restore();
+  keepView();
   // Another theme of the system's, or paper: which is white.
   function inColours() {
     takeColours();

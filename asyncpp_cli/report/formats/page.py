@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -78,6 +79,7 @@ def to_page(report: Report, options: ReportOptions) -> str:
     beside = {name: chart for name, chart in drawn.items() if name not in tuned}
     name = escaped(report.name)
     resources = files(__package__)
+    reload = options.watch_seconds if options.watch else None
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{name}</title>',
@@ -85,7 +87,7 @@ def to_page(report: Report, options: ReportOptions) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<style>{resources.joinpath('page.css').read_text(encoding='utf-8')}</style></head><body>",
         '<a class="skip" href="#table">Skip to the table</a>',
-        f"<header><h1>{name}</h1><p>{escaped(_summary(report.cells))}</p>",
+        f"<header><h1>{name}</h1><p>{escaped(_summary(report.cells))}{_reloads(reload)}</p>",
         *(f'<p class="answer">{escaped(line)}</p>' for line in report.first_line),
         '</header><main tabindex="-1">',
         _section("answer", "Summary", _list(report.summary)),
@@ -96,7 +98,7 @@ def to_page(report: Report, options: ReportOptions) -> str:
         _section("timelines", "Predicted and measured timelines", _timelines(report.cells)),
         _section("arms", "Configurations and runs", _configurations(report.cells, folder)),
         f"</main><footer><p>Written by asyncpp {escaped(asyncpp_version())}.</p></footer>",
-        f'<script type="application/json" id="data">{page_data(report.cells, drawn)}</script>',
+        f'<script type="application/json" id="data">{page_data(report.cells, drawn, reload=reload)}</script>',
         plotly,
         f"<script>{resources.joinpath('page.js').read_text(encoding='utf-8')}</script>",
         "</body></html>",
@@ -137,6 +139,10 @@ def _summary(cells: Sequence[CellResult]) -> str:
     counts = ", ".join(f"{runs.count(state)} {state}" for state in dict.fromkeys(runs))
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return f"{len(cells)} cells, {len(runs)} runs: {counts}. Written {now}."
+
+
+def _reloads(seconds: float | None) -> str:
+    return "" if seconds is None else f" It reloads itself every {seconds:g} s until all runs have ended."
 
 
 def _tables(report: Report) -> str:
@@ -292,6 +298,7 @@ def page_data(
     cells: Sequence[CellResult],
     charts: Mapping[str, Chart],
     *,
+    reload: float | None = None,
     most_characters: int = MOST_CHARACTERS,
 ) -> str:
     """The data as JSON, safe inside a `script` element.
@@ -299,16 +306,17 @@ def page_data(
     Args:
         cells: of the report.
         charts: other than the curves, by name.
+        reload: seconds after which the page loads itself again; None: never.
         most_characters: to which curves are thinned.
     """
     figures = {name: as_plain(plotly_figure(chart)) for name, chart in charts.items()}
     runs = sum(len(cell.runs) for cell in cells)
     bins = min(_MOST_BINS, max(_FEWEST_BINS, most_characters // (_CHARACTERS_OF_A_BIN * max(runs, 1))))
-    text = _encoded(cells, figures, bins)
+    text = _encoded(cells, figures, bins, reload)
     while len(text) > most_characters and bins > _FEWEST_BINS:
         # Nearly in proportion: evaluations and short runs are not thinned further.
         bins = max(_FEWEST_BINS, min(bins - 1, int(bins * 0.85 * most_characters / len(text))))
-        text = _encoded(cells, figures, bins)
+        text = _encoded(cells, figures, bins, reload)
     return text
 
 
@@ -344,12 +352,13 @@ def _without_loss(cell: CellResult, *, status: str) -> str:
     return "diverged" if cell.diverged else status
 
 
-def _encoded(cells: Sequence[CellResult], figures: Mapping[str, Any], bins: int) -> str:
+def _encoded(cells: Sequence[CellResult], figures: Mapping[str, Any], bins: int, reload: float | None) -> str:
     places, at_first = ranks(cells)
     drawn = zip(cells, records(cells), arm_names(cells), styles(cells), places, strict=True)
     arms = [
         {
             "name": name,
+            "key": sha256(cell.runs[0].id.encode()).hexdigest()[:6],
             "rank": rank,
             "colour": style.colour,
             "dash": style.dash,
@@ -364,6 +373,7 @@ def _encoded(cells: Sequence[CellResult], figures: Mapping[str, Any], bins: int)
         "arms": arms,
         "atFirst": at_first,
         "charts": figures,
+        "reload": reload,
     }
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     # Nothing that ends the script element or begins a comment in it.

@@ -49,6 +49,10 @@ STATES_BY_WEIGHT = (
 """States by the attention they need: a cell has the first of these that one of its runs has."""
 
 
+UNFINISHED = ("running", "paused", "pending")
+"""States of runs whose numbers are still to come."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
     """A run: its configuration, state and measurements."""

@@ -14,6 +14,7 @@ from asyncpp_cli.report.analysis.failures import failures
 from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.analysis.transfer import Transfer, transfer_lines
 from asyncpp_cli.report.analysis.verdict import verdict_lines
+from asyncpp_cli.report.load.run import UNFINISHED
 from asyncpp_cli.report.tables.columns import meaning, shown_columns, value_columns
 from asyncpp_cli.report.tables.pivot import pivot
 from asyncpp_cli.tune.result import Tuning
@@ -68,6 +69,11 @@ class Report:
     def answer(self) -> Answer | None:
         """The best arm; None without a loss."""
         return answer(self.cells)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether numbers of a run are still to come."""
+        return any(run.state in UNFINISHED for cell in self.cells for run in cell.runs)
 
     @property
     def first_line(self) -> list[str]:
