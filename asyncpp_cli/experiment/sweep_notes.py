@@ -12,6 +12,8 @@ from asyncpp_cli.experiment.run_data import paths_of
 from asyncpp_cli.experiment.template import Template
 from optimizers import CORRECTIONS
 from schedules.analyze import staleness
+from stages.config.run_config import RunConfig
+from stages.config.segments import update_interval
 from stages.data.dataset import is_prepared
 from stages.data.foreign_formats import find_shards
 from stages.data.prepared import few_documents, read_prepared
@@ -23,6 +25,7 @@ def notes(cells: Sequence[ResolvedCell]) -> list[str]:
     """Notes on checked cells, one line each."""
     return [
         *_speed_runs(cells),
+        *_more_updates(cells),
         *_notes_on_data(cells),
         *_ineffective_corrections(cells),
     ]
@@ -45,6 +48,23 @@ def _speed_runs(cells: Sequence[ResolvedCell]) -> list[str]:
         f"{', '.join(names)}: short runs of {steps:,} steps, made only for their speed; their loss is that "
         f"of {giver}"
         for (giver, steps), names in short.items()
+    ]
+
+
+def _more_updates(cells: Sequence[ResolvedCell]) -> list[str]:
+    """The schedules that make more updates of the same tokens than other cells."""
+    kinds: dict[tuple[str, float], RunConfig] = {}
+    for config in (resolved.config for resolved in cells):
+        per_step = config.schedule.microbatches / update_interval(config)
+        kinds.setdefault((config.schedule.name, per_step), config)
+    if len({per_step for _, per_step in kinds}) == 1:
+        return []
+    return [
+        f"{name} makes {per_step:g} updates per step, {int(per_step * config.train.steps):,} in "
+        f"{config.train.steps:,} steps; schedule.update_interval={config.schedule.microbatches} makes one, "
+        "as synchronous schedules do"
+        for (name, per_step), config in kinds.items()
+        if per_step > 1
     ]
 
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 
-import schedules
 from asyncpp_cli.planner.cuts import WORTH_A_CUT, cuts_to_try
 from asyncpp_cli.planner.memory import GB, RankMemory
 from asyncpp_cli.planner.programs import StageTimes, StepTime
 from asyncpp_cli.planner.shared import CostModel, Shared, own_cut_of, recomputing
 from stages.config.run_config import RunConfig, tokens_per_step
-from stages.config.segments import schedule_facts, schedule_options
+from stages.config.segments import schedule_facts
 from stages.memory.estimate import StageMemory, planned_on_gpu, stage_memory
 
 
@@ -160,14 +159,6 @@ def least_with(config: RunConfig, shared: Shared, times: StageTimes) -> float:
         waiting += times.forward[rank] + times.message[rank]
         waiting += (times.backward[rank] + times.message[rank]) * whole
     return most
-
-
-def interval_of(config: RunConfig) -> int:
-    """Micro-batches between updates of a stage."""
-    asked = schedule_options(config).get("update_interval")
-    default = schedules.find(config.schedule.name).default_interval
-    microbatches = config.schedule.microbatches
-    return int(asked or (default(microbatches) if default else microbatches))
 
 
 def step_with(config: RunConfig, shared: Shared, times: StageTimes) -> StepTime:

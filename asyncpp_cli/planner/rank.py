@@ -10,12 +10,12 @@ from itertools import accumulate, islice
 import schedules
 from asyncpp_cli.planner.costs.roofline import PartTimes
 from asyncpp_cli.planner.cuts import WORTH_A_CUT, cuts_if_all_fits
-from asyncpp_cli.planner.estimate import Estimate, estimate_fitting, interval_of, least_with, own_estimate
+from asyncpp_cli.planner.estimate import Estimate, estimate_fitting, least_with, own_estimate
 from asyncpp_cli.planner.layouts import layouts
 from asyncpp_cli.planner.memory import GB, RankMemory
 from asyncpp_cli.planner.shared import Shared, recomputing, settings_of
 from stages.config.run_config import RunConfig
-from stages.config.segments import has_tied_shards, schedule_facts, schedule_options
+from stages.config.segments import has_tied_shards, schedule_facts, schedule_options, update_interval
 from stages.memory.estimate import lasting_bytes, microbatch_activations
 from stages.shape.families import describe
 from stages.shape.partition import StageCut
@@ -143,7 +143,7 @@ def least_seconds(config: RunConfig, shared: Shared) -> float:
     facts, ranks = schedule_facts(config), config.parallel.stages
     chunks = facts.stages // ranks
     flushed = facts.synchronous and not (ranks > 1 and shared.nature(config).splits)
-    interval = 0 if facts.updates_together else interval_of(config)
+    interval = 0 if facts.updates_together else update_interval(config)
     microbatches = config.schedule.microbatches
     kind = chunks, flushed, facts.updates_together, interval, config.parallel.shard_head, microbatches
     return shared.once(
@@ -160,7 +160,7 @@ def _least(config: RunConfig, shared: Shared, *, chunks: int, flushed: bool) -> 
     first = 0.0
     if config.parallel.data > 1 and not facts.updates_together and chunks == 1:
         # A stage waits for its own updates; a rank of several stages does the others' work meanwhile.
-        updates = microbatches / interval_of(config)
+        updates = microbatches / update_interval(config)
         of_halves = [shared.costs.reduction(config, half.parameter_count) for half in spec.halves]
         halves = [work + updates * each for work, each in zip(halves, of_halves, strict=True)]
     elif config.parallel.data > 1 and flushed:

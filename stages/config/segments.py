@@ -153,6 +153,14 @@ def schedule_options(config: RunConfig) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def update_interval(config: RunConfig) -> int:
+    """Micro-batches between two updates of a stage; of a user's schedule as its option says."""
+    asked, microbatches = schedule_options(config).get("update_interval"), config.schedule.microbatches
+    schedule = schedules.KNOWN.get(config.schedule.name)
+    default = schedule.default_interval if schedule else None
+    return int(asked or (default(microbatches) if default else microbatches))
+
+
 def has_tied_shards(config: RunConfig) -> bool:
     """Whether shards of the head are shards of the embedding, too."""
     return config.parallel.shard_head and config.model.tied
