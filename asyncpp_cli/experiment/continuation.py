@@ -42,7 +42,7 @@ SHORT_NAMES = {"steps": "train.steps", "stages": "parallel.stages", "data": "par
 
 _CHANGEABLE = (
     *("train.steps", "parallel.stages", "parallel.data", "parallel.cut", "schedule.microbatches"),
-    *("schedule.name", "schedule.replicas", "schedule.keep_weights"),
+    *("schedule.name", "schedule.replicas", "schedule.keep_weights", "schedule.reduce_each"),
     *("train.eval_interval", "train.checkpoint_interval", "train.max_skipped"),
     *("optimizer.lr", "optimizer.schedule", "optimizer.final_lr", "optimizer.decay_share"),
 )

@@ -13,6 +13,7 @@ from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.profile_costs import Measured
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import Estimate, estimate
+from asyncpp_cli.planner.fsdp import sharded_run
 from asyncpp_cli.planner.layouts import RECOMPUTE
 from asyncpp_cli.planner.memory import GB
 from asyncpp_cli.planner.sharding import memory_of_run
@@ -176,9 +177,7 @@ def _expected(source: str, resolved: ResolvedCell, machine: Machine) -> Expected
     config, costs = machine.config, machine.costs
     if config.model.factory is not None:
         return Expected(None, None)
-    planned = estimate(as_data_ranks(config), costs, limit_gb=None)
     limit = config.site.memory_gb
-    seconds = planned.step.seconds if machine.times_known else None
     if is_sharded(config):
         gb = sum(memory_of_run(config).values()) / GB
         if limit is not None and gb > limit:
@@ -186,13 +185,22 @@ def _expected(source: str, resolved: ResolvedCell, machine: Machine) -> Expected
                 f"{source}: site.memory_gb: a process needs {gb:.1f} GB and a device has {limit:g} "
                 f"(cell {describe(resolved.cell.axes)}); `asyncpp plan` shows layouts that fit"
             )
-        return Expected(gb, seconds, costs.threads)
+        return Expected(gb, _sharded_seconds(config, costs) if machine.times_known else None, costs.threads)
+    planned = estimate(config, costs, limit_gb=None)
+    seconds = planned.step.seconds if machine.times_known else None
     if limit is not None and planned.memory_gb > limit:
         raise UserError(
             f"{source}: site.memory_gb: {_excess(planned, limit)} "
             f"(cell {describe(resolved.cell.axes)}); {_advice(config, costs, limit)}"
         )
     return Expected(planned.memory_gb, seconds, costs.threads)
+
+
+def _sharded_seconds(config: RunConfig, costs: Roofline | Measured) -> float:
+    """Seconds of a step of a run that `is_sharded`; measured costs have no exchanges."""
+    if isinstance(costs, Roofline):
+        return sharded_run(config, costs).seconds
+    return estimate(as_data_ranks(config), costs, limit_gb=None).step.seconds
 
 
 def _excess(planned: Estimate, limit: float) -> str:

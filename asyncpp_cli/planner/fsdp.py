@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from operator import add
 
@@ -20,9 +20,10 @@ from asyncpp_cli.planner.costs.roofline import PartTimes, Roofline
 from asyncpp_cli.planner.layouts import LARGEST_MICROBATCH, RECOMPUTE, Variant, layout
 from asyncpp_cli.planner.memory import GB
 from asyncpp_cli.planner.programs import StepTime
-from asyncpp_cli.planner.sharding import Sharding, by_rule, memory, owned
+from asyncpp_cli.planner.sharding import Sharding, by_rule, memory, memory_of_run, owned, sharding_of
 from asyncpp_cli.planner.shared import CostModel, recomputing
 from stages.config.run_config import RunConfig, tokens_per_step
+from stages.config.segments import as_trained
 from stages.memory.estimate import sizes
 from stages.shape.families import describe
 
@@ -52,7 +53,7 @@ class Sharded:
     """A run under FSDP or HSDP, as estimated."""
 
     config: RunConfig
-    """With the micro-batches of a rank, all ranks as `parallel.data`, and its recomputation."""
+    """With the micro-batches of a rank, and all ranks as `parallel.data`."""
     sharding: Sharding
     seconds: float
     """Of a step."""
@@ -158,7 +159,7 @@ def fsdp_layouts(
     """
     sequences, remainder = divmod(tokens_per_step, base.data.context * gpus)
     groups = [(gpus, 1)]
-    if gpus > links.node and gpus % links.node == 0:
+    if gpus > links.node > 1 and gpus % links.node == 0:
         groups.append((links.node, gpus // links.node))
     updates = {ranks: update_seconds(base, ranks, costs, links) for ranks, _ in groups}
     found = []
@@ -173,6 +174,18 @@ def fsdp_layouts(
                 how = Sharding(ranks=ranks, replicas=replicas, reshard=reshard, reduce_each=each)
                 found.append(sharded(config, how, costs, links, update=updates[ranks]))
     return sorted(found, key=lambda each: (each.memory_gb > limit_gb, each.seconds, each.memory_gb))
+
+
+def sharded_run(config: RunConfig, costs: Roofline) -> Sharded:
+    """Estimate a run under `fsdp` or `hsdp`.
+
+    Raises:
+        schedules.ScheduleError: its processes cannot share the micro-batches.
+    """
+    trained, how, links = as_trained(config), sharding_of(config), Links.of(costs.device)
+    update = update_seconds(trained, how.ranks, costs, links)
+    found = sharded(trained, how, costs, links, update=update)
+    return replace(found, config=config, of_rank=memory_of_run(config))
 
 
 def sharded(
@@ -198,7 +211,7 @@ def sharded(
     units = units_of(config, sharding, costs, links, gradient_bytes=gradient_bytes or sizes(config).master)
     microbatches, parts = config.schedule.microbatches, (units.embedding, *units.blocks, units.head)
     return Sharded(
-        config=config,
+        config=sharding.run_of(config),
         sharding=sharding,
         seconds=step_seconds(units, sharding, microbatches=microbatches) + sum(update),
         alone=microbatches * sum(part.forward + part.backward for part in parts) + update[0],

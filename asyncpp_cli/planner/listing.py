@@ -52,10 +52,10 @@ class Listing:
         return None
 
     @property
-    def recommended(self) -> Estimate:
-        """The pipeline that table, memory, settings and sentence are about: the delayed one if it is faster,
-        else the best synchronous one, or the first where none fits."""
-        return self.delayed or self.best.get(KINDS[0]) or self.pipelines[0]
+    def recommended(self) -> Estimate | Sharded:
+        """The layout that memory, settings and sentence are about: the delayed one if it is faster, else the
+        best synchronous one, or the first where none fits."""
+        return self.delayed or self.synchronous or self.pipelines[0]
 
 
 def listed(

@@ -18,7 +18,7 @@ from optimizers import method_named
 from optimizers.options import Value
 from optimizers.state_size import state_values, step_values
 from schedules.messages import RankLinks
-from stages.config.run_config import ModelConfig, RunConfig, optimizer_options
+from stages.config.run_config import ModelConfig, RunConfig, changed, optimizer_options
 from stages.config.segments import as_trained, shards_of
 from stages.memory.estimate import (
     head_chunk_rows,
@@ -54,21 +54,37 @@ class Sharding:
         kept = "" if self.reshard else ", weights kept" if self.reduce_each else ", weights kept for the step"
         return name + kept + ("" if self.reduce_each else ", gradients reduced once")
 
+    def run_of(self, config: RunConfig) -> RunConfig:
+        """The run that is sharded so.
+
+        Args:
+            config: with the micro-batches of a rank, and all ranks as `parallel.data`.
+        """
+        replicas = {"name": "fsdp"} if self.replicas == 1 else {"name": "hsdp", "replicas": self.replicas}
+        kept = {"keep_weights": not self.reshard, "reduce_each": self.reduce_each}
+        if config.schedule.microbatches == 1:
+            del kept["reduce_each"]
+        return changed(config, {f"schedule.{key}": value for key, value in (replicas | kept).items()})
+
+
+def sharding_of(config: RunConfig) -> Sharding:
+    """How a run under `fsdp` or `hsdp` shards its model."""
+    processes, shards = config.parallel.stages * config.parallel.data, shards_of(config)
+    return Sharding(
+        ranks=shards,
+        replicas=processes // shards,
+        reshard=not config.schedule.keep_weights,
+        reduce_each=config.schedule.reduce_each,
+    )
+
 
 def memory_of_run(config: RunConfig) -> dict[str, int]:
-    """As `memory`, of a run under `fsdp` or `hsdp`, which reduces gradients once per step.
+    """As `memory`, of a run under `fsdp` or `hsdp`.
 
     Raises:
         schedules.ScheduleError: its processes cannot share the micro-batches.
     """
-    shards, trained = shards_of(config), as_trained(config)
-    how = Sharding(
-        ranks=shards,
-        replicas=trained.parallel.data // shards,
-        reshard=not config.schedule.keep_weights,
-        reduce_each=False,
-    )
-    kinds = memory(trained, how)
+    kinds = memory(as_trained(config), sharding_of(config))
     return (
         kinds
         if planned_on_gpu(config)

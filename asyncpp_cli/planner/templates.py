@@ -9,17 +9,18 @@ from typing import Any
 
 from asyncpp_cli.experiment.template import canonical
 from asyncpp_cli.planner.base_config import Base
-from asyncpp_cli.planner.decision import KINDS
 from asyncpp_cli.planner.estimate import Estimate
+from asyncpp_cli.planner.fsdp import Sharded
 from asyncpp_cli.planner.listing import Listing
 from asyncpp_cli.runs.settings import items
 
+Layout = Estimate | Sharded
 _FEEDBACK = ("error_feedback.", "correction.")
 LENGTHS = (0.75, 1, 1.25)
 """Lengths of the runs that decide, over the planned one: steps to a loss are found between them."""
 
 
-def settings_of(layout: Estimate, base: Base) -> dict[str, Any]:
+def settings_of(layout: Layout, base: Base) -> dict[str, Any]:
     """What a layout sets beyond the planned run, by configuration key."""
     before = dict(items(base.config))
     always = ("schedule.name", "schedule.microbatches", "parallel.stages", "parallel.data")
@@ -28,22 +29,23 @@ def settings_of(layout: Estimate, base: Base) -> dict[str, Any]:
         for key, value in items(layout.config)
         if value != before.get(key) or key in (*always, "train.microbatch_size")
     }
-    return changed if layout.own_cut else changed | {"parallel.cut": list(layout.cut)}
+    whole = isinstance(layout, Sharded) or layout.own_cut
+    return changed if whole else changed | {"parallel.cut": list(layout.cut)}
 
 
-def rival(found: Listing) -> Estimate | None:
-    """The synchronous pipeline that the recommended layout is trained beside; None where that is itself
+def rival(found: Listing) -> Layout | None:
+    """The synchronous layout that the recommended one is trained beside; None where that is itself
     synchronous, or none fits."""
-    return found.best.get(KINDS[0]) if found.delayed is not None else None
+    return found.synchronous if found.delayed is not None else None
 
 
 def template_text(
     what: str,
     base: Base,
     changes: Sequence[str],
-    layout: Estimate,
+    layout: Layout,
     *,
-    other: Estimate | None,
+    other: Layout | None,
     tokens: int,
 ) -> str:
     """A template, in YAML.
@@ -77,7 +79,7 @@ def template_text(
 
 
 def _matrix(
-    layout: Estimate, own: Mapping[str, Any], other: Estimate, others: Mapping[str, Any], *, steps: int
+    layout: Layout, own: Mapping[str, Any], other: Layout, others: Mapping[str, Any], *, steps: int
 ) -> dict[str, str]:
     """The keys of a template that trains a layout with a delay, with error feedback and without, beside a
     synchronous one of the middle length."""

@@ -29,7 +29,10 @@ class ScheduleConfig:
     processes."""
     keep_weights: bool = False
     """fsdp, hsdp: keep a block's gathered weights until its backward (torch's `reshard_after_forward:
-    false`)."""
+    false`), and through a step's micro-batches unless `reduce_each`."""
+    reduce_each: bool = False
+    """fsdp, hsdp: reduce gradients after every micro-batch, so that no process keeps whole ones, instead of
+    once per step."""
     code_sha256: str | None = None
     """Hash of the source of a schedule of your own (docs/run-folder.md#code)."""
     delay: int = key(1, low=1, high=1_000)

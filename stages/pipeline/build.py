@@ -146,6 +146,7 @@ def _stage_state(run: Resolved, stage: int, connection: Connection, *, device: t
             in_place=partial(updated_by_value, config),
             sharding=connection.sharding,
             keep_weights=config.schedule.keep_weights,
+            reduce_each=config.schedule.reduce_each,
             **common,
         )
     else:

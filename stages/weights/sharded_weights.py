@@ -61,6 +61,8 @@ class ShardedWeights(WeightVersions):
         in_place: whether the optimizer updates a parameter value by value, from its name and dimensions.
         sharding: the processes.
         keep_weights: whether a block's weights stay from its forward to its backward.
+        reduce_each: whether gradients are reduced after every micro-batch; otherwise whole ones wait for the
+            last, as do weights that stay.
         context: tokens in a sequence.
         seed: of the initial weights.
         master_dtype: of shards and gradients.
@@ -78,6 +80,7 @@ class ShardedWeights(WeightVersions):
         in_place: Callable[[str, int], bool],
         sharding: Sharding,
         keep_weights: bool,
+        reduce_each: bool,
         context: int,
         seed: int,
         master_dtype: torch.dtype,
@@ -85,7 +88,7 @@ class ShardedWeights(WeightVersions):
         device: torch.device,
     ) -> None:
         self._sharding, self._device = sharding, device
-        self._keeps_weights = keep_weights
+        self._keeps_weights, self._reduces_each = keep_weights, reduce_each
         self._master_dtype, self._replica_dtype = master_dtype, replica_dtype
         with torch.device("meta"):
             module = make_stage(config, cut, context=context).to(master_dtype)
@@ -269,7 +272,8 @@ class ShardedWeights(WeightVersions):
         return weights * self._replica_dtype.itemsize + 2 * (own + max(blocks)) * self._master_dtype.itemsize
 
     def before_backward(self, *, last: bool) -> None:
-        self._units[0].set_requires_gradient_sync(last)
+        self._units[0].set_requires_gradient_sync(last or self._reduces_each)
+        self._units[0].set_reshard_after_backward(last or self._reduces_each or not self._keeps_weights)
 
     def reduce(self, data: Group, gradient: GradientBuffer, *, early: bool) -> Reduction:
         """Hand the gradients of matrices, which torch has reduced, to the owners."""

@@ -410,8 +410,6 @@ def _list(
     if number > len(shown):
         raise UserError(f"--row {row}: accepted: 1 to {len(shown)}, the layouts that are shown")
     chosen = shown[number - 1]
-    if chosen not in found.pipelines:
-        raise UserError(f"--row {row}: {chosen.name} is not planned as settings; accepted: a pipeline's row")
     if template.file is not None and chosen.exceeds(order.limit_gb):
         raise UserError(f"--as-template: no layout of these fits {order.limit_gb:.1f} GB")
     if base.note:

@@ -44,6 +44,7 @@ def rehearse(
     Finds, without a GPU: tensors on the wrong device, types and shapes that an operator refuses, waits of the
     host for its device during training, float64 tensors, and memory that differs from the plan. Takes seconds
     to a minute of one core for each rank. Cells that differ in seeds and rates alone are rehearsed once.
+    Cells of fsdp and hsdp are left out.
 
     Exit code 0 if nothing is found, 1 if something is.
     """
@@ -57,6 +58,7 @@ def rehearse(
     from asyncpp_cli.planner.rehearsal import rehearse as rehearsed
     from asyncpp_cli.runs.experiment_folder import runs_named
     from stages.config.run_config import changed
+    from stages.config.segments import is_sharded
 
     if device not in (None, "cuda", "cpu"):
         raise UserError(f"--device is {device}; accepted: cuda, cpu")
@@ -70,6 +72,12 @@ def rehearse(
         key = estimate_key(config)
         cells[key] = cells.get(key, 0) + 1
         configs.setdefault(key, (run.id, config))
+    left_out = [key for key, (_, config) in configs.items() if is_sharded(config)]
+    if len(left_out) == len(configs):
+        raise UserError(f"{folder}: shards of fsdp and hsdp are not rehearsed; accepted: runs of pipelines")
+    for key in left_out:
+        name, config = configs.pop(key)
+        say(f"{name}: left out, since shards of {config.schedule.name} are not rehearsed")
     good, records = True, []
     for place, (key, (name, config)) in enumerate(configs.items(), 1):
         outside = [number for number in rank or () if number >= config.parallel.stages]

@@ -114,7 +114,7 @@ class CellResult:
         if schedule is None:
             return True
         option = key.removeprefix("schedule.")
-        if option in ("replicas", "keep_weights"):
+        if option in ("replicas", "keep_weights", "reduce_each"):
             return schedule.sharded and (option != "replicas" or schedule.name == "hsdp")
         return option not in OPTIONS or option in schedule.options
 

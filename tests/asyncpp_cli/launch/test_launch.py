@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,18 +70,19 @@ def test_two_launches_at_once_share_the_work_and_replay_gives_the_same_weights(
 
 @pytest.mark.slow
 def test_a_killed_rank_fails_its_run_alone(tmp_path: Path, start_launch: StartLaunch) -> None:
-    experiment = sweep(
-        tmp_path / "e", *ONE, f"zip={{error_feedback: [false, true], train.steps: [{HOURS}, 3]}}"
-    )
-    long, short = experiment.runs
-    launched = start_launch(experiment.folder, "--max-parallel", "2")
-    wait_for(lambda: is_training(long), seconds=250)
-    os.kill(long.status().pids[1], signal.SIGKILL)
+    zipped = f"zip={{schedule: [2bw, fsdp, 2bw], train.steps: [{HOURS}, {HOURS}, 3]}}"
+    experiment = sweep(tmp_path / "e", "matrix={optimizer: adamw}", "exclude=[]", zipped)
+    *both, short = experiment.runs
+    launched = start_launch(experiment.folder, "--max-parallel", "3")
+    for long in both:
+        wait_for(partial(is_training, long), seconds=250)
+        os.kill(long.status().pids[1], signal.SIGKILL)
     assert launched.finish(seconds=250) == 1, launched.errors
-    failed = long.status()
-    assert failed.state == State.FAILED
-    assert "rank 1 was killed by SIGKILL" in failed.reason
-    assert failed.reason in launched.errors
+    for long in both:
+        failed = long.status()
+        assert failed.state == State.FAILED
+        assert "rank 1 was killed by SIGKILL" in failed.reason
+        assert f"{long.id}: {failed.reason}" in launched.errors
     assert short.status().state == State.COMPLETED
 
 
@@ -135,8 +137,9 @@ def test_a_rank_that_saved_before_its_supervisor_looked_says_why(
 
 @pytest.mark.slow
 def test_train_runs_under_torchrun_and_alone_in_replay_but_never_twice(tmp_path: Path) -> None:
-    changes = ["matrix.schedule=2bw", "matrix.optimizer=muon", "train.steps=4", "train.eval_interval=2"]
-    experiment = sweep(tmp_path / "e", *changes)
+    # In shards, and a pipeline.
+    matrix = ["matrix={schedule: [fsdp, 2bw], optimizer: muon}", "exclude=[]"]
+    experiment = sweep(tmp_path / "e", *matrix, "train.steps=4", "train.eval_interval=2")
     under_torchrun, alone = experiment.runs
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "asyncpp_cli"]
     # The folder it is started from comes first where Python looks, and has packages of the user's own.

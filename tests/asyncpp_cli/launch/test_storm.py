@@ -38,12 +38,14 @@ from stages.checkpoint import files as checkpoint_files
 
 KILLS = int(os.environ.get("ASYNCPP_TEST_KILLS", "6"))
 SEEDS = -(-KILLS // 10)
-"""Of five runs each."""
+"""Of six runs each."""
 STEPS, INTERVAL = 150, 20
 CHANGES = [
     *(f"matrix={{seed: {list(range(SEEDS))}}}", "exclude=[]"),
-    "zip={schedule: [1f1b, 2bw, 2bw, pipedream, paci], error_feedback: [false, false, true, false, false], "
-    "optimizer: [muon, adamw, muon, muon, adamw], train.clip: [global, global, global, stage, stage]}",
+    "zip={schedule: [1f1b, 2bw, 2bw, pipedream, paci, fsdp], "
+    "error_feedback: [false, false, true, false, false, false], "
+    "optimizer: [muon, adamw, muon, muon, adamw, muon], "
+    "train.clip: [global, global, global, stage, stage, none]}",  # a norm of shards is rounded otherwise
     *(f"train.steps={STEPS}", "train.eval_interval=50", f"train.checkpoint_interval={INTERVAL}"),
 ]
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from asyncpp_cli.experiment.matrix import expand
+from asyncpp_cli.experiment.template import load
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.devices import DEVICES, Device, find_device
 from asyncpp_cli.planner.costs.links import BASE_US, LINK_US, NETWORK_US, Exchange, Links
@@ -22,13 +24,17 @@ from asyncpp_cli.planner.fsdp import (
     Unit,
     Units,
     fsdp_layouts,
+    sharded_run,
     step_seconds,
     units_of,
     update_seconds,
 )
 from asyncpp_cli.planner.layouts import Variant, layout
+from asyncpp_cli.planner.listing import listed
 from asyncpp_cli.planner.sharding import Sharding, by_rule
-from stages.config.run_config import ModelConfig, RunConfig, changed
+from asyncpp_cli.planner.templates import rival, template_text
+from stages.config.run_config import ModelConfig, RunConfig, changed, tokens_per_step
+from stages.resolve.checks import check
 
 LINKS = Links.of(DEVICES["h100"])
 
@@ -209,6 +215,42 @@ def test_layouts_come_by_memory_and_time() -> None:
     assert found(64, limit_gb=30)[0].seconds > layouts[0].seconds
     assert {each.sharding.replicas for each in found(8)} == {1}
     assert found(64, tokens_per_step=2**16) == []
+
+
+def test_a_planned_layout_is_planned_the_same_as_a_run() -> None:
+    base, costs = base_of("1b", ["optimizer=muon"]).config, Roofline(DEVICES["h100"])
+    asked = {"gpus": 16, "tokens_per_step": 2**18, "limit_gb": 75.0, "recompute": ("none",)}
+    layouts = fsdp_layouts(base, costs=costs, links=LINKS, **asked)
+    assert {each.config.schedule.name for each in layouts} == {"fsdp", "hsdp"}
+    for each in layouts:
+        check(each.config)
+        run = sharded_run(each.config, costs)
+        assert run.seconds == pytest.approx(each.seconds, rel=1e-12)
+        assert run.of_rank == each.of_rank
+
+
+def test_a_template_trains_the_delayed_layout_beside_fsdp_where_that_is_the_best(tmp_path: Path) -> None:
+    changes, file, tokens = ["optimizer=adamw"], tmp_path / "decides.yaml", 2**16
+    base = base_of("1b", changes)
+    found = listed(
+        base.config,
+        Roofline(DEVICES["h100"]),
+        gpus=4,
+        tokens_per_step=tokens,
+        names=("2bw",),
+        limit_gb=20.0,
+        rows=1,
+        with_sharded=True,
+    )
+    given = {"other": rival(found), "tokens": tokens}
+    file.write_text(template_text("1b", base, changes, found.recommended, **given))
+    configs = [cell.config for cell in expand(load(str(file), []))]
+    assert [config.schedule.name for config in configs] == ["fsdp", *["2bw"] * 6]
+    for config in configs:
+        check(config)
+        assert tokens_per_step(config) == tokens
+    assert configs[0].schedule.keep_weights == (not found.sharded[0].sharding.reshard)
+    assert not configs[1].schedule.keep_weights
 
 
 PUBLISHED = Path(__file__).with_name("published_speeds.csv")

@@ -330,7 +330,6 @@ def test_the_best_synchronous_layout_is_shown_and_any_row_becomes_a_template(tmp
     assert "the best 2 pipelines and the best by delay and FSDP" in " ".join(said.output.split())
     assert (rows[2][0], rows[3][0]) == ("1f1b", "fsdp,")
     assert "1.00" in rows[2]
-    assert "--row 4: fsdp, weights kept is not planned as settings" in refusal(*words, "4")
     [cell] = expand(load(str(file), []))
     config = cell.config
     assert (is_synchronous(config.schedule.name), config.optimizer.name) == (True, "muon")
@@ -338,6 +337,11 @@ def test_the_best_synchronous_layout_is_shown_and_any_row_becomes_a_template(tmp
     assert tokens_per_step(config) == 2**19
     assert f"schedule.name={config.schedule.name}" in said.errors
     assert "--row 5: accepted: 1 to 4" in refusal(*words, "5")
+    assert "Row 4 as settings: schedule.name=fsdp" in succeeded(*words, "4").errors
+    [cell] = expand(load(str(file), []))
+    check(cell.config)
+    assert (cell.config.schedule.name, cell.config.schedule.keep_weights) == ("fsdp", True)
+    assert tokens_per_step(cell.config) == 2**19
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def config_of(case: dict[str, Any], *, processes: int, schedule: str = "fsdp") -
     A process's part of a vector fills registers: the fused AdamW of a CPU rounds the rest otherwise.
     """
     settings = {"clip": "none", "steps": 3, "eval_interval": 2, "microbatches": 2 * processes} | case
-    kept = {"keep_weights": settings.pop("keep_weights", False)}
+    kept = {key: settings.pop(key, False) for key in ("keep_weights", "reduce_each")}
     family = settings.pop("family", "llama")
     config = small_config(schedule, stages=processes, family=family, **settings)
     if family != "mup":
@@ -92,6 +92,7 @@ def drawn(chance: random.Random, *, processes: int) -> RunConfig:
         "vocab_size": chance.choice([256, 257]),
         "ema_decay": chance.choice([None, 0.9]),
         "keep_weights": chance.random() < 0.5,
+        "reduce_each": chance.random() < 0.5,
         "seed": chance.randrange(1000),
     }
     if case["family"] == "mup":

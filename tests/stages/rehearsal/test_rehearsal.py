@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.command_line import succeeded
+from support.command_line import refusal, succeeded
 from support.small_runs import small_config, with_documents, with_experts
 from torch import Tensor
 
@@ -324,7 +324,7 @@ def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
     settings = ["model=nano", "parallel.stages=2", "optimizer.lr=1e-3", "train.precision=bfloat16"]
     settings += ["optimizer=adamw", "schedule.microbatches=2", "train.steps=8", "model.layers=4"]
     template = tmp_path / "cells.yaml"
-    template.write_text("name: cells\nmatrix: {schedule: [1f1b, 2bw-v], seed: [0, 1]}\n")
+    template.write_text("name: cells\nmatrix: {schedule: [1f1b, fsdp, 2bw-v], seed: [0, 1]}\n")
     folder, file = tmp_path / "cells", tmp_path / "ranks.csv"
     succeeded("sweep", template, *settings, "--out", folder)
     shown = succeeded("rehearse", folder, "--rank", "1", "--csv", file)
@@ -340,6 +340,10 @@ def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
         of_kinds = sum(int(row[f"found_{kind}"] or 0) for kind in kinds - {"bytes", "flops"})
         assert of_kinds == int(row["found_bytes"])
         assert f"{int(row['found_bytes']) / 1e9:.2f}" in shown.output
+    [left_out] = [line for line in shown.errors.splitlines() if "left out" in line]
+    assert "shards of fsdp are not rehearsed" in left_out
+    sharded = next(folder.glob("runs/fsdp-*"))
+    assert "not rehearsed; accepted: runs of pipelines" in refusal("rehearse", sharded)
 
 
 @pytest.mark.slow
