@@ -89,15 +89,12 @@ def _group_by_all_but_seed(runs: Sequence[RunResult]) -> list[list[RunResult]]:
     def axes(run: RunResult) -> Settings:
         return settings_of(run.axes, lambda key: not key.startswith("seed"))
 
-    for run in runs:
+    keys = [axes(run) if run.config is None else configuration(run) for run in runs]
+    for run, key in zip(runs, keys, strict=True):
         if run.config is not None:
-            configuration_of_axes.setdefault(axes(run), configuration(run))
-    return grouped(
-        runs,
-        lambda run: (
-            configuration_of_axes.get(axes(run), axes(run)) if run.config is None else configuration(run)
-        ),
-    )
+            configuration_of_axes.setdefault(axes(run), key)
+    pairs = grouped(zip(runs, keys, strict=True), lambda pair: configuration_of_axes.get(pair[1], pair[1]))
+    return [[run for run, _ in group] for group in pairs]
 
 
 def _label(run: RunResult, keys: Iterable[str]) -> tuple[str, ...]:
@@ -165,7 +162,7 @@ def keep_best(cells: Sequence[CellResult], keys: Sequence[str]) -> tuple[list[Ce
         The kept cells, in order, and sentences that give for each arm the values tried, the best one, and
         whether it is the smallest or largest tried.
     """
-    arms = grouped(cells, lambda cell: _arm(cell, keys))
+    arms = grouped(cells, lambda cell: arm_settings(cell, keys))
     kept: list[CellResult] = []
     counts: list[int] = []
     best_by_values: dict[str, list[str]] = {}
@@ -177,7 +174,7 @@ def keep_best(cells: Sequence[CellResult], keys: Sequence[str]) -> tuple[list[Ce
             kept += arm
             continue
         best = min(tried, key=lambda cell: cell.val_loss.mean if cell.val_loss else math.inf)
-        kept.append(best)
+        kept.append(replace(best, tried=tuple(arm)))
         counts.append(best.n)
         values = ", ".join(_printed(cell, keys) for cell in tried)
         without_result = f" ({missing} more without a result)" if missing else ""
@@ -210,7 +207,7 @@ def _sentences(best_by_values: Mapping[str, Sequence[str]], keys: str, counts: S
     return sentences
 
 
-def _arm(cell: CellResult, keys: Sequence[str]) -> Settings:
+def arm_settings(cell: CellResult, keys: Sequence[str]) -> Settings:
     """What the cells of an arm have in common."""
     left_out = {*keys, *(SHORTHANDS.get(key, key) for key in keys), "seed"}
     known = cell.runs[0].axes if cell.config is None else cell.config

@@ -61,6 +61,8 @@ class CellResult:
     synchronous: bool
     chosen: tuple[str, ...] = ()
     """Axes whose value was chosen by its result (`--best-over`)."""
+    tried: tuple[CellResult, ...] = ()
+    """Cells that it was chosen from, itself among them."""
     target: float | None = None
     """Validation loss, nats per token, to measure steps and time to."""
     baseline: CellResult | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from asyncpp_cli.base.console import printable
 from asyncpp_cli.base.tables import printed
+from asyncpp_cli.report.analysis.aggregate import arm_settings
 from asyncpp_cli.report.analysis.cells import CellResult, arm_names
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, MOST_FACTOR, Interval, ratio_text, spread
 from asyncpp_cli.report.analysis.verdict import time_by_loss, verdicts
+from asyncpp_cli.report.load.run import grouped
 from asyncpp_cli.tune.result import Tuning
 from asyncpp_cli.tune.standing import ArmStanding
 from stages.rows import Evaluation
@@ -70,6 +72,8 @@ class Line:
     opacity: float = 1.0
     best: int | None = None
     """Place of a point to mark."""
+    diverged_at: Any = None
+    """x at which it leaves the chart; None: it stays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +107,8 @@ class Chart:
     y: str = ""
     logarithmic: bool = False
     """Whether the x axis is."""
+    y_range: tuple[float, float] | None = None
+    """Ends of the y axis, where a line leaves it; None: those of all lines."""
     lines: Sequence[Line] = ()
     rows: Sequence[Row] = ()
     lowest: float | None = None
@@ -252,7 +258,9 @@ def charts(cells: Sequence[CellResult], tunings: Sequence[Tuning] = ()) -> dict[
     """The charts that have data, by name; without those of losses over time, which the page draws from every
     run (`loss_charts`)."""
     arms = _arms(cells)
-    drawn = {name: draw(arms) for name, draw in _CHARTS.items()}
+    tuned = {key for tuning in tunings for key in tuning.plan.keys}
+    drawn = {f"over-{key}": _over(arms, key) for key in _numeric_keys(cells) if key not in tuned}
+    drawn |= {name: draw(arms) for name, draw in _CHARTS.items()}
     headlines = {cell.value("data.headline") for cell in cells}
     for of_set in dict.fromkeys(name for cell in cells for name in cell.sets):
         if headlines != {of_set}:
@@ -275,13 +283,14 @@ def loss_charts(cells: Sequence[CellResult]) -> dict[str, Chart]:
 def styles(cells: Sequence[CellResult]) -> list[Style]:
     """A style for each cell.
 
-    If there are few enough, the colour stands for optimizer, model and further keys, and the dash for
-    schedule and correction; otherwise all styles are used in turn.
+    If there are few enough, the colour stands for schedule and correction, and the dash for optimizer, model
+    and further keys, or the other way round; otherwise all styles are used in turn.
     """
-    families = list(dict.fromkeys(_family(cell) for cell in cells))
-    variants = list(dict.fromkeys(_variant(cell) for cell in cells))
-    if len(families) > 1 and len(families) <= len(HUES) and len(variants) <= len(DASHES):
-        return [_style(families.index(_family(cell)), variants.index(_variant(cell))) for cell in cells]
+    for colour_of, dash_of in ((_variant, _family), (_family, _variant)):
+        colours = list(dict.fromkeys(map(colour_of, cells)))
+        dashes = list(dict.fromkeys(map(dash_of, cells)))
+        if 1 < len(colours) <= len(HUES) and len(dashes) <= len(DASHES):
+            return [_style(colours.index(colour_of(cell)), dashes.index(dash_of(cell))) for cell in cells]
     return [_style(index % len(HUES), index // len(HUES) % len(DASHES)) for index in range(len(cells))]
 
 
@@ -310,6 +319,57 @@ def _arms(cells: Sequence[CellResult]) -> list[Arm]:
     ]
 
 
+def diverged(cell: CellResult) -> bool:
+    """Whether a run of the cell diverged, or ended with a higher loss than it began with."""
+    ends = [
+        (each[0].val_loss, each[-1].val_loss) for run in cell.runs if (each := run.measurement.evaluations)
+    ]
+    return bool(cell.diverged) or any(last > first for first, last in ends)
+
+
+def _apart(lines: Sequence[Line]) -> list[Line]:
+    """The lines; one on which later ones lie is wider, so that all are seen."""
+    drawn = [line for line in lines if line.high is None and line.opacity == 1]
+    found = []
+    for line in lines:
+        above = (
+            sum(_coincide(line, other) for other in drawn[drawn.index(line) + 1 :]) if line in drawn else 0
+        )
+        found.append(replace(line, width=line.width + 2.5 * min(above, 4)))
+    return found
+
+
+def _coincide(one: Line, other: Line) -> bool:
+    """Whether two lines are nowhere farther apart than 0.5% of the first one's range."""
+    if one.arm == other.arm or len(one.y) != len(other.y):
+        return False
+    y, other_y = (np.array(line.y, dtype=np.float64) for line in (one, other))
+    near = np.abs(y - other_y) <= 0.005 * (np.nanmax(y) - np.nanmin(y))
+    return bool((near | (np.isnan(y) & np.isnan(other_y))).all())
+
+
+def _of_losses(lines: Sequence[Line], arms: Sequence[Arm], **further: Any) -> Chart:
+    """A chart of losses. Its y axis is that of the arms that did not diverge; the others leave it."""
+    y_range = None
+    off = {arm.place for arm in arms if diverged(arm.cell)}
+    kept = [value for line in lines if line.arm not in off for value in (*line.y, *(line.high or ()))]
+    if known := [value for value in kept if value is not None and off]:
+        room = 0.05 * (max(known) - min(known)) or 0.01
+        y_range = (min(known) - room, max(known) + room)
+        lines = [
+            replace(line, diverged_at=_leaves(line, y_range[1]))
+            if line.arm in off and line.high is None and line.opacity == 1
+            else line
+            for line in lines
+        ]
+    return Chart(kind="lines", lines=_apart(lines), y_range=y_range, **further)
+
+
+def _leaves(line: Line, top: float) -> Any:
+    """The x of the first point of a line that is above, or not finite; None without one."""
+    return next((x for x, y in zip(line.x, line.y, strict=True) if y is None or y > top), None)
+
+
 def _training(arms: Sequence[Arm]) -> Chart:
     lines: list[Line] = []
     for arm in arms:
@@ -320,13 +380,14 @@ def _training(arms: Sequence[Arm]) -> Chart:
         binned = [curve(steps, most_bins=_SMOOTH_BINS) for steps in runs]
         curves = [(line.mean_steps, line.mean_losses) for line in binned]
         lines += _mean_in_a_band(arm, curves, marker=None)
-    return Chart(
+    return _of_losses(
+        lines,
+        arms,
         title="Training loss",
-        about="Mean over bins of steps; behind a single run its steps.",
-        kind="lines",
+        about="Mean over bins of steps; behind a single run its steps. Arms that diverged leave the chart "
+        "at an arrow.",
         x="steps",
         y="training loss, nats per token",
-        lines=lines,
     )
 
 
@@ -337,13 +398,13 @@ def _validation(arms: Sequence[Arm], of_set: str | None = None) -> Chart:
         measured = [[*_losses(run.measurement.evaluations, of_set)] for run in arm.cell.runs]
         curves = [np.array(losses, dtype=np.float64).T for losses in measured if losses]
         lines += _mean_in_a_band(arm, [(tokens, loss) for tokens, loss in curves], marker=arm.style.marker)
-    return Chart(
+    return _of_losses(
+        lines,
+        arms,
         title="Validation loss" if of_set is None else f"Validation loss of {of_set}",
-        about="At each evaluation.",
-        kind="lines",
+        about="At each evaluation. Arms that diverged leave the chart at an arrow.",
         x="tokens",
         y="validation loss, nats per token",
-        lines=lines,
     )
 
 
@@ -386,7 +447,7 @@ def _gaps(arms: Sequence[Arm]) -> Chart:
     rows = []
     for arm in arms:
         pairs = arm.cell.gap_pairs
-        if pairs.mean is None or not math.isfinite(pairs.mean):
+        if pairs.mean is None or not math.isfinite(pairs.mean) or diverged(arm.cell):
             continue
         interval = pairs.interval
         text = "one seed: no interval" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}"
@@ -394,7 +455,8 @@ def _gaps(arms: Sequence[Arm]) -> Chart:
     return Chart(
         title="Gap to the synchronous counterpart",
         about="Validation loss minus that of the synchronous counterpart, in nats per token. Bars are 95% "
-        "intervals from the differences between runs with the same seed; small marks are these differences.",
+        "intervals from the differences between runs with the same seed; small marks are these differences. "
+        "Arms that diverged are left out.",
         kind="points",
         x="gap to the synchronous counterpart, nats per token",
         rows=rows,
@@ -501,6 +563,54 @@ def _load(arms: Sequence[Arm]) -> Chart:
     )
 
 
+def _numeric_keys(cells: Sequence[CellResult]) -> list[str]:
+    """Keys of the matrix whose values are numbers, without the length of runs."""
+    tried = [each for cell in cells for each in (cell, *cell.tried)]
+    keys = dict.fromkeys(key for cell in cells for key in cell.axes if key != "train.steps")
+    values = {key: [cell.value(key) for cell in tried] for key in keys}
+    return [key for key, of_key in values.items() if all(type(value) in (int, float) for value in of_key)]
+
+
+def _over(arms: Sequence[Arm], key: str) -> Chart:
+    """Loss over a key of the matrix: a line for cells that differ in it alone, or of which one was chosen."""
+    lines: list[Line] = []
+    left_out = (key, *arms[0].cell.chosen)
+    groups = grouped(arms, lambda arm: arm_settings(arm.cell, left_out))
+    names = arm_names([group[0].cell for group in groups], without=left_out)
+    for name, group in zip(names, groups, strict=True):
+        tried = [each for arm in group for each in arm.cell.tried or (arm.cell,)]
+        known = sorted((cell.value(key), loss) for cell in tried if (loss := _loss_or_inf(cell)) is not None)
+        x, losses = [value for value, _ in known], [loss for _, loss in known]
+        best = min(range(len(x)), key=losses.__getitem__, default=0)
+        if len({*x}) > 1 and math.isfinite(losses[best]):
+            arm = next((arm for arm in group if arm.cell.value(key) == x[best]), group[0])
+            y = _known(np.array(losses))
+            gone = _first_missing(x, y)
+            lines.append(arm.line(x, y, name=printable(name), best=best, diverged_at=gone))
+    values = [value for line in lines for value in line.x]
+    return Chart(
+        title=f"Loss over {printable(key)}",
+        about="Validation loss, mean over seeds; a line for cells that differ in this setting alone. The "
+        "large mark is the best of a line, an arrow stands where runs diverged.",
+        kind="lines",
+        x=printable(key),
+        y="validation loss, nats per token",
+        logarithmic=min(values, default=0) > 0 and max(values) >= 4 * min(values),
+        lines=_apart(lines),
+    )
+
+
+def _loss_or_inf(cell: CellResult) -> float | None:
+    """The mean validation loss, infinite if a run diverged; None without one."""
+    if diverged(cell):
+        return math.inf
+    return None if cell.val_loss is None else cell.val_loss.mean
+
+
+def _first_missing(x: Sequence[Any], y: Sequence[float | None]) -> Any:
+    return next((place for place, value in zip(x, y, strict=True) if value is None), None)
+
+
 def _tuning(arms: Sequence[Arm], tuning: Tuning, key: str) -> Chart:
     """Loss over a tuned key: a line for each arm and rung that candidates have reached."""
     lines: list[Line] = []
@@ -540,14 +650,17 @@ def _tuned_lines(standing: ArmStanding, key: str, arm: Arm) -> list[Line]:
         is_last = step == standing.arm.rungs[-1]
         marked = [place for place, (_, compared) in enumerate(reached) if compared is standing.best]
         is_farthest = number == len(rungs) - 1
+        x = [value for value, _ in reached]
+        y = _known(np.array([compared.losses[step] for _, compared in reached], dtype=np.float64))
         lines.append(
             arm.line(
-                [value for value, _ in reached],
-                [compared.losses[step] for _, compared in reached],
+                x,
+                y,
                 name=arm.name if is_farthest else f"{arm.name}, step {step}",
                 in_legend=is_farthest,
                 opacity=1.0 if is_last else 0.25 + 0.5 * number / len(rungs),
                 best=marked[0] if is_last and marked else None,
+                diverged_at=_first_missing(x, y),
             )
         )
     return lines

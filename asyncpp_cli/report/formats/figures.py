@@ -117,6 +117,8 @@ def _figure(chart: Chart, width: float) -> Figure:
             _draw_line(axes, line)
         if chart.logarithmic:
             axes.set_xscale("log")
+        if chart.y_range is not None:
+            axes.set_ylim(*chart.y_range)
         _add_legend(figure, axes)
     else:
         {"points": _draw_points, "bars": _draw_bars, "grid": _draw_grid}[chart.kind](axes, chart)
@@ -137,6 +139,15 @@ def _draw_line(axes: Axes, line: Line) -> None:
     label = _plain(line.name) if line.in_legend else None
     style = {"linestyle": _DASHES[line.dash], "linewidth": 0.75 * line.width, "markersize": 2.5}
     axes.plot(line.x, y, label=label, **look, **style)
+    if line.diverged_at is not None:
+        # At the upper edge: x of the data, y of the axes.
+        edge: dict[str, Any] = {
+            "marker": "^",
+            "markersize": 6,
+            "clip_on": False,
+            "transform": axes.get_xaxis_transform(),
+        }
+        axes.plot([line.diverged_at], [1], color=line.colour, linestyle="", **edge)
     if line.best is not None:
         axes.plot([line.x[line.best]], [y[line.best]], markersize=8, **look)
 

@@ -1,18 +1,25 @@
 "use strict";
-(() => {
-  const { arms, charts, atFirst, reload } = JSON.parse(document.getElementById("data").textContent);
+(async () => {
+  const packed = document.getElementById("plotly");
+  if (packed) {
+    const bytes = Uint8Array.from(atob(packed.textContent), (character) => character.charCodeAt(0));
+    const script = document.createElement("script");
+    script.textContent = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+    document.head.append(script);
+  }
+  const { arms, charts, atFirst, reload, hues, dashes, markers } = JSON.parse(document.getElementById("data").textContent);
   // What the reader chose is in the address, so that a reload and a link keep it.
   const address = new URLSearchParams(location.hash.slice(1));
   const keysOf = (name) => new Set(address.get(name)?.split("."));
-  const DEFAULTS = { kind: "train", axis: "step", range: "all", seeds: "band", smoothing: 2, scale: "linear" };
-  const [added, hidden] = [keysOf("shown"), keysOf("hidden")];
+  const DEFAULTS = { kind: "train", axis: "step", range: "all", seeds: "band", smoothing: 2, scale: "linear", colour: "" };
+  const [added, hidden, pinned] = [keysOf("shown"), keysOf("hidden"), keysOf("pinned")];
   const zooms = [...address].filter(([name]) => name.endsWith("-chart")).map(([name, text]) => {
     const ends = text.split("_").map((end) => (end === "" ? undefined : Number(end)));
     const axis = (from) => (Number.isFinite(ends[from]) && Number.isFinite(ends[from + 1]) ? ends.slice(from, from + 2) : undefined);
     return [name, { xaxis: axis(0), yaxis: axis(2) }];
   });
   const state = {
-    ...DEFAULTS, width: undefined, zooms: Object.fromEntries(zooms),
+    ...DEFAULTS, width: undefined, zooms: Object.fromEntries(zooms), pinned: arms.map((arm) => pinned.has(arm.key)),
     shown: arms.map((arm) => !hidden.has(arm.key) && (arm.rank < atFirst || added.has(arm.key))),
   };
   const BASE = { margin: { l: 56, r: 12, t: 28, b: 44 }, showlegend: false, hovermode: "closest", hoverlabel: { namelength: -1 } };
@@ -27,7 +34,7 @@
   function saveNumbers(chart) {
     const field = (value) => `"${String(value ?? "").replace(/"/g, '""')}"`;
     const labels = chart.layout.yaxis?.ticktext;
-    const lines = chart.data.flatMap((trace) => trace.z
+    const lines = chart.data.filter((trace) => trace.visible !== "legendonly").flatMap((trace) => trace.z
       ? trace.z.flatMap((row, place) => row.map((value, column) => [labels[place], column, value]))
       : trace.x.map((x, place) => [labels?.[trace.y[place]] ?? trace.name ?? trace.text, x, trace.y[place]]));
     const text = [["arm", "x", "y"], ...lines].map((line) => line.map(field).join(",")).join("\n");
@@ -45,7 +52,7 @@
   const sorted = () => [...document.querySelectorAll("th[aria-sort]")];
   const details = () => [...document.querySelectorAll("details")];
   const scrolling = () => [document.scrollingElement, ...document.querySelectorAll(".scroll, #arm-list")];
-  const focusable = () => [...document.querySelectorAll("a, button, input, summary, [tabindex]")];
+  const focusable = () => [...document.querySelectorAll("a, button, input, select, summary, [tabindex]")];
   const nameOf = (heading) => heading.closest("table").caption.textContent + heading.textContent;
 
   function save() {
@@ -55,6 +62,7 @@
     const keys = (chosen) => arms.filter((arm, place) => state.shown[place] !== arm.rank < atFirst && state.shown[place] === chosen).map((arm) => arm.key);
     put("shown", keys(true).join("."));
     put("hidden", keys(false).join("."));
+    put("pinned", arms.filter((_, place) => state.pinned[place]).map((arm) => arm.key).join("."));
     for (const [chart, { xaxis, yaxis }] of Object.entries(state.zooms)) if (xaxis || yaxis) put(chart, [...(xaxis ?? ["", ""]), ...(yaxis ?? ["", ""])].join("_"));
     for (const search of searches()) put(search.getAttribute("aria-label"), search.value);
     for (const heading of sorted()) put(heading.getAttribute("aria-sort"), nameOf(heading));
@@ -167,7 +175,7 @@
   // What a run's line goes through: means of its bins, or every point.
   function course(run, unit) {
     const part = run[state.kind];
-    if (state.kind !== "train") return { x: along(part).map((value) => value / unit), y: part.loss };
+    if (state.kind !== "train") return { x: (part.seconds ? along(part) : alongOf(part.step, run.train)).map((value) => value / unit), y: part.loss };
     const binned = run.mean ?? part;
     return { x: alongOf(binned.step, part).map((value) => value / unit), y: smoothed(binned.loss, state.smoothing) };
   }
@@ -202,12 +210,18 @@
     return { x, mean, low, high };
   }
 
-  const KINDS = { train: "Training", val: "Validation" };
-  if (arms.some((arm) => arm.runs.some((run) => run.load))) KINDS.load = "Load of experts";
-  const Y_TITLES = { train: "training loss, nats per token", val: "validation loss, nats per token", load: "largest load of an expert over the mean" };
-  const HOVER = "%{y:.4f} at %{x:,}<br>%{text}<extra></extra>";
+  const EVERY_KIND = {
+    train: ["Training", "training loss, nats per token"], val: ["Validation", "validation loss, nats per token"],
+    lr: ["Learning rate", "learning rate"], grad_norm: ["Gradient norm", "gradient norm, before clipping"],
+    speed: ["Tokens/s", "tokens per second, in steady state"], memory: ["Memory", "peak memory of the fullest rank, GiB"],
+    load: ["Load of experts", "largest load of an expert over the mean"],
+  };
+  const KINDS = Object.fromEntries(Object.entries(EVERY_KIND).filter(([kind]) => kind === "train" || kind === "val" || arms.some((arm) => arm.runs.some((run) => run[kind]))).map(([kind, [name]]) => [kind, name]));
+  // Those of steps, whose points are not marked.
+  const ofSteps = () => ["train", "lr", "grad_norm"].includes(state.kind);
+  const HOVER = "%{y:.5~g} at %{x:,}<br>%{text}<extra></extra>";
   const lineOf = (arm, width) => ({ color: colourOf(arm), width, dash: arm.dash });
-  const pointsOf = (arm) => (state.kind === "train" ? {} : { marker: { color: colourOf(arm), symbol: arm.marker, size: 6 } });
+  const pointsOf = (arm) => (ofSteps() ? {} : { marker: { color: colourOf(arm), symbol: arm.marker, size: 6 } });
 
   function faint(hex) {
     const parts = [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16));
@@ -216,7 +230,7 @@
 
   function armTraces(arm, runs, unit, wider) {
     const lines = runs.map((run) => course(run, unit));
-    const mode = state.kind === "train" ? "lines" : "lines+markers";
+    const mode = ofSteps() ? "lines" : "lines+markers";
     if (state.seeds === "band" && lines.length > 1) {
       const { x, mean, low, high } = meanAndBand(lines);
       if (x.length) {
@@ -251,19 +265,27 @@
     const chart = document.getElementById("loss-chart");
     const runs = shown().flatMap((arm) => arm.runs.map((run) => [arm, run]))
       .filter(([, run]) => run[state.kind] && (state.axis !== "seconds" || run.timed));
-    const [unit, name] = state.axis === "seconds" ? timeUnit(runs.map(([, run]) => run[state.kind])) : [1, AXES[state.axis]];
-    const filled = shown().map((arm) => [arm, runs.filter(([owner]) => owner === arm).map(([, run]) => run)]).filter(([, own]) => own.length);
+    const [unit, name] = state.axis === "seconds" ? timeUnit(runs.map(([, run]) => run.train ?? run[state.kind])) : [1, AXES[state.axis]];
+    const filled = pinnedLast(shown(), (arm) => arms.indexOf(arm)).map((arm) => [arm, runs.filter(([owner]) => owner === arm).map(([, run]) => run)]).filter(([, own]) => own.length);
     const lines = filled.map(([, own]) => course(own[0], unit).y);
     const traces = filled.flatMap(([arm, own], place) => {
       // Under later curves that coincide with this one, as those of synchronous schedules do: wider, so that all are seen.
       const above = lines.slice(place + 1).filter((line) => coincide(line, lines[place])).length;
-      return armTraces(arm, own, unit, 2.5 * Math.min(above, 4));
+      const wider = 2.5 * Math.min(above, 4) + (state.pinned[arms.indexOf(arm)] ? 2 : 0);
+      return armTraces(arm, own, unit, wider).map((trace) => ({ ...trace, diverged: arm.diverged }));
     });
     const x = { ...GRID, title: { text: state.axis === "seconds" ? `training time, ${name}` : name }, rangemode: "tozero" };
-    const y = { ...GRID, title: { text: Y_TITLES[state.kind] } };
+    const y = { ...GRID, title: { text: EVERY_KIND[state.kind][1] } };
     if (state.scale === "log") y.type = "log";
-    if (state.range === "end") Object.assign(x, endOf(traces, x, y));
-    drawn(chart, traces, { ...LAYOUT, width: state.width, xaxis: x, yaxis: y });
+    // The axis is that of the arms that did not diverge; at its edge an arrow for each of the others.
+    const isLoss = state.kind === "train" || state.kind === "val";
+    const staying = traces.filter((trace) => !trace.diverged && trace.y.some((value) => value !== null));
+    const leaving = isLoss && staying.length ? traces.filter((trace) => trace.diverged) : [];
+    const within = leaving.length ? staying : traces;
+    if (leaving.length) y.range = rangeOf(within.flatMap((trace) => trace.y));
+    if (state.range === "end") Object.assign(x, endOf(within, x, y));
+    const annotations = leaving.length ? arrowsOf(leaving, state.scale === "log" ? 10 ** y.range[1] : y.range[1]) : [];
+    drawn(chart, traces, { ...LAYOUT, width: state.width, xaxis: x, yaxis: y, annotations });
   }
 
   // Draws a chart as far as the reader has zoomed into it.
@@ -273,6 +295,9 @@
     const first = !chart.on;
     Plotly.react(chart, traces, layout, CONFIG);
     if (!first) return;
+    // A click in a legend hides the arm in all charts, a double click all others.
+    chart.on("plotly_legendclick", ({ curveNumber }) => toggled(chart.data[curveNumber].meta, false));
+    chart.on("plotly_legenddoubleclick", ({ curveNumber }) => toggled(chart.data[curveNumber].meta, true));
     chart.on("plotly_relayout", (change) => {
       for (const axis of ["xaxis", "yaxis"]) {
         const range = change[`${axis}.range`] ?? [change[`${axis}.range[0]`], change[`${axis}.range[1]`]];
@@ -295,11 +320,25 @@
     const last = Math.max(...lines.map((trace) => trace.x[trace.x.length - 1] ?? 0));
     const values = lines.flatMap((trace) => trace.y.filter((value, place) => value !== null && trace.x[place] >= last / 2));
     if (!values.length) return {};
-    const low = values.reduce((a, b) => Math.min(a, b));
-    const high = values.reduce((a, b) => Math.max(a, b));
-    const room = (high - low) * 0.06 || 0.01;
-    y.range = state.scale === "log" ? [Math.log10(low) - 0.01, Math.log10(high) + 0.01] : [low - room, high + room];
+    y.range = rangeOf(values);
     return { range: [last / 2, last * 1.01] };
+  }
+
+  // The ends of an axis for these values, with some room.
+  function rangeOf(values) {
+    const known = values.filter((value) => value !== null);
+    const low = known.reduce((a, b) => Math.min(a, b));
+    const high = known.reduce((a, b) => Math.max(a, b));
+    const room = (high - low) * 0.06 || 0.01;
+    return state.scale === "log" ? [Math.log10(low) - 0.01, Math.log10(high) + 0.01] : [low - room, high + room];
+  }
+
+  function arrowsOf(traces, top) {
+    const lines = traces.filter((trace) => trace.hovertemplate);
+    return lines.flatMap(({ x, y, text, line }) => {
+      const place = y.findIndex((value) => value === null || value > top);
+      return place < 0 ? [] : { x: x[place], y: 1, yref: "paper", ax: 0, ay: 26, text: "", hovertext: `${text} diverged`, arrowcolor: line.color, arrowwidth: 2 };
+    });
   }
 
   // The charts beside the losses come drawn for all arms; `meta` names the arm of a trace, or of each of its points.
@@ -308,11 +347,14 @@
       const chart = document.getElementById(`${name}-chart`);
       const { meta, ...given } = inTheme(figure.layout);
       const rows = meta && ranked.filter((arm) => state.shown[arm] && meta.includes(arm));
+      given.annotations = given.annotations?.filter((arrow) => state.shown[arrow.name])
+        .map((arrow) => ({ ...arrow, arrowcolor: colourOf(arms[arrow.name]) }));
+      const hasLegend = /^(tuning|over)-/.test(name);
       const layout = { ...LAYOUT, ...given, width: state.width, xaxis: { ...GRID, ...given.xaxis }, yaxis: { ...GRID, ...given.yaxis } };
       if (rows) Object.assign(layout, layoutOfRows(chart, rows, layout));
-      else if (name.startsWith("tuning-")) Object.assign(layout, { showlegend: true, legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom" } });
-      const traces = figure.data.map((trace) => ofShown(inTheme(trace), rows)).filter((trace) => trace !== null);
-      drawn(chart, traces, layout);
+      else if (hasLegend) Object.assign(layout, { showlegend: true, legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom" } });
+      const traces = figure.data.map((trace) => ofShown(styled(inTheme(trace)), rows, hasLegend)).filter((trace) => trace !== null);
+      drawn(chart, rows ? traces : pinnedLast(traces, (trace) => trace.meta), layout);
     }
   }
 
@@ -324,8 +366,23 @@
     return colours[value] ?? value;
   }
 
-  function ofShown(trace, rows) {
-    if (!Array.isArray(trace.meta)) return state.shown[trace.meta] ? trace : null;
+  // In the colours that the reader chose.
+  function styled(trace) {
+    const { meta } = trace;
+    if (Array.isArray(meta)) return Array.isArray(trace.marker?.color) ? { ...trace, marker: { ...trace.marker, color: meta.map((arm) => colourOf(arms[arm])) } } : trace;
+    const colour = colourOf(arms[meta]);
+    if (trace.fill) return { ...trace, fillcolor: colour };
+    const line = { ...trace.line, color: colour, dash: arms[meta].dash, width: trace.line.width + (state.pinned[meta] ? 2 : 0) };
+    return { ...trace, line, marker: trace.marker && { ...trace.marker, color: colour } };
+  }
+
+  const pinnedLast = (items, place) => [...items].sort((one, other) => state.pinned[place(one)] - state.pinned[place(other)]);
+
+  function ofShown(trace, rows, hasLegend) {
+    if (!Array.isArray(trace.meta)) {
+      if (state.shown[trace.meta]) return trace;
+      return hasLegend && arms[trace.meta].rank < atFirst ? { ...trace, visible: "legendonly" } : null;
+    }
     // In the order of the rows: a heat map paints its bands in the order of its entries, whatever their places.
     const kept = trace.meta.map((_, place) => place).filter((place) => state.shown[trace.meta[place]])
       .sort((one, other) => rows.indexOf(trace.meta[one]) - rows.indexOf(trace.meta[other]));
@@ -360,8 +417,42 @@
   }
 
   function draw() {
+    for (const line of document.querySelectorAll("#arm-list line")) {
+      const arm = arms[line.dataset.place];
+      line.setAttribute("stroke", colourOf(arm));
+      line.setAttribute("stroke-dasharray", { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4" }[arm.dash]);
+    }
     drawLoss();
     drawCharts();
+  }
+
+  // Rows of the list of arms, by place.
+  const listed = [];
+
+  function show(place, on) {
+    state.shown[place] = on;
+    listed[place].box.checked = on;
+    listed[place].row.classList.toggle("hidden-arm", !on);
+  }
+
+  function toggled(place, alone) {
+    if (alone) arms.forEach((_, other) => show(other, other === place || state.pinned[other]));
+    else show(place, !state.shown[place]);
+    draw();
+    return false;
+  }
+
+  // Colours by the values of one key of the matrix, dashes and marks by those of the others.
+  const STYLES = arms.map(({ colour, dash, marker }) => ({ colour, dash, marker }));
+  function recolour() {
+    const key = state.colour;
+    const othersOf = (arm) => JSON.stringify({ ...arm.axes, [key]: "" });
+    const [values, others] = [(arm) => arm.axes[key], othersOf].map((of) => [...new Set(arms.map(of))]);
+    arms.forEach((arm, place) => {
+      const other = others.indexOf(othersOf(arm)) % dashes.length;
+      const chosen = { colour: hues[values.indexOf(arm.axes[key]) % hues.length], dash: dashes[other], marker: markers[other] };
+      Object.assign(arm, key ? chosen : STYLES[place]);
+    });
   }
 
   function choice(name, options, label) {
@@ -389,6 +480,15 @@
       said.value = `${state.smoothing}%`;
       drawLoss();
     });
+    const keys = Object.keys(arms[0]?.axes ?? {});
+    if (keys.includes(address.get("colour"))) state.colour = address.get("colour");
+    const colour = element("select", { id: "colour" }, ...["", ...keys].map((key) => new Option(key || "automatic", key, false, key === state.colour)));
+    colour.addEventListener("change", () => {
+      state.colour = colour.value;
+      recolour();
+      draw();
+    });
+    recolour();
     document.getElementById("controls").append(
       choice("kind", KINDS, "Which curve"),
       choice("axis", AXES, "Along what"),
@@ -396,6 +496,7 @@
       choice("range", { all: "whole run", end: "second half" }, "How much"),
       choice("scale", { linear: "linear", log: "log" }, "Which scale"),
       element("label", {}, "smoothing ", slider, " ", said),
+      ...(keys.length > 1 ? [element("label", {}, "colour by ", colour)] : []),
     );
   }
 
@@ -410,33 +511,31 @@
       sample.setAttribute("width", 26);
       sample.setAttribute("height", 8);
       const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-      const dashes = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4" }[arm.dash];
-      const drawn = { x1: 0, x2: 26, y1: 4, y2: 4, stroke: colourOf(arm), "stroke-width": 3, "stroke-dasharray": dashes };
-      for (const [name, value] of Object.entries(drawn)) line.setAttribute(name, value);
-      if (arm.colour === BLACK) line.dataset.black = "";
+      for (const [name, value] of Object.entries({ x1: 0, x2: 26, y1: 4, y2: 4, "stroke-width": 3, "data-place": place })) line.setAttribute(name, value);
       sample.append(line);
       const loss = arm.val_loss !== null ? arm.val_loss.toFixed(3) : arm.without_loss;
       const row = element("label", {}, box, sample, element("span", {}, arm.name), element("span", { class: "value" }, loss));
       row.classList.toggle("hidden-arm", !box.checked);
-      box.addEventListener("change", () => {
-        state.shown[place] = box.checked;
-        row.classList.toggle("hidden-arm", !box.checked);
+      box.addEventListener("change", () => toggled(place, false));
+      // A pinned arm is drawn above the others, and stays when none is chosen.
+      const pin = element("button", { type: "button", class: "pin", "aria-pressed": String(state.pinned[place]), "aria-label": `pin ${arm.name}` }, "pin");
+      pin.addEventListener("click", () => {
+        state.pinned[place] = !state.pinned[place];
+        pin.setAttribute("aria-pressed", String(state.pinned[place]));
+        if (state.pinned[place]) show(place, true);
         draw();
       });
-      return { row, box, place, name: arm.name.toLowerCase() };
+      listed[place] = { row, box };
+      return { whole: element("div", { class: "arm" }, row, pin), place, name: arm.name.toLowerCase() };
     });
     const search = element("input", { type: "search", placeholder: "find arms", "aria-label": "find arms" });
     const matching = () => rows.filter(({ name }) => search.value.toLowerCase().split(/\s+/).every((word) => name.includes(word)));
     search.addEventListener("input", () => {
       const found = new Set(matching());
-      for (const entry of rows) entry.row.style.display = found.has(entry) ? "" : "none";
+      for (const entry of rows) entry.whole.style.display = found.has(entry) ? "" : "none";
     });
     const all = (checked) => () => {
-      for (const { row, box, place } of matching()) {
-        box.checked = checked;
-        state.shown[place] = checked;
-        row.classList.toggle("hidden-arm", !checked);
-      }
+      for (const { place } of matching()) show(place, checked || state.pinned[place]);
       draw();
     };
     const buttons = [["all", true], ["none", false]].map(([text, checked]) => {
@@ -446,7 +545,7 @@
     });
     if (arms.length > atFirst) list.append(element("p", { class: "conditions" }, `The best of each arm, ${atFirst} of ${arms.length}; choose others here.`));
     if (arms.length > 8) list.append(search);
-    list.append(element("div", { class: "buttons" }, ...buttons), ...rows.map(({ row }) => row));
+    list.append(element("div", { class: "buttons" }, ...buttons), ...rows.map(({ whole }) => whole));
   }
 
   // Rows of a table are sorted by a click on a heading, and filtered by words; one wider than the page says so.
@@ -523,7 +622,6 @@
   // Another theme of the system's, or paper: which is white.
   function inColours() {
     takeColours();
-    document.querySelectorAll("#arm-list line[data-black]").forEach((line) => line.setAttribute("stroke", COLOURS["black-arm"]));
     draw();
   }
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", inColours);

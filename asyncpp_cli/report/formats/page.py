@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from html import escape
@@ -20,15 +22,30 @@ from asyncpp_cli.base.atomic_files import write_text
 from asyncpp_cli.base.console import as_plain, printable
 from asyncpp_cli.base.tables import Heading, Table
 from asyncpp_cli.base.version import asyncpp_version
+from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.cells import CellResult, arm_names, value_text
 from asyncpp_cli.report.analysis.failures import failures
-from asyncpp_cli.report.formats.charts import Chart, Indices, charts, curve, kept_indices, styles
+from asyncpp_cli.report.formats.charts import (
+    DASHES,
+    HUES,
+    MARKERS,
+    Chart,
+    Floats,
+    Indices,
+    charts,
+    curve,
+    diverged,
+    kept_indices,
+    styles,
+)
 from asyncpp_cli.report.formats.options import ReportOptions
 from asyncpp_cli.report.formats.plotly_charts import plotly_figure
 from asyncpp_cli.report.formats.timelines import TimelinePair, timeline_pairs, to_svg
+from asyncpp_cli.report.load.measure import peak_memory
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.columns import records
 from asyncpp_cli.report.tables.document import Report
+from stages.rows import Segment
 
 MOST_TIMELINES = 8
 
@@ -66,13 +83,15 @@ def _relative(file: Path, folder: Path) -> str:
 def to_page(report: Report, options: ReportOptions) -> str:
     """The page. Links to run folders are relative to its own.
 
-    With `--assets` it refers to `plotly_file` there; without, it contains the script.
+    With `--assets` it refers to `plotly_file` there; without, it contains the script, compressed.
     """
     from plotly.offline import get_plotlyjs
 
     folder, assets = options.file.absolute().parent, options.assets
-    plotly = f"<script>{get_plotlyjs() if assets is None else ''}</script>"
-    if assets is not None:
+    if assets is None:
+        packed = base64.b64encode(zlib.compress(get_plotlyjs().encode())).decode()
+        plotly = f'<script type="text/plain" id="plotly">{packed}</script>'
+    else:
         plotly = f'<script src="{escape(_relative(assets / plotly_file(), folder))}"></script>'
     drawn = charts(report.cells, report.tunings)
     tuned = {name: chart for name, chart in drawn.items() if name.startswith("tuning-")}
@@ -283,8 +302,8 @@ def escaped(text: object) -> str:
     return escape(printable(text))
 
 
-MOST_CHARACTERS = 2_600_000
-"""Limit of the data: with plotly's five megabytes and the tables, the page stays under eight."""
+MOST_CHARACTERS = 2_300_000
+"""Limit of the data: with plotly's two megabytes, compressed, and the tables, the page stays under five."""
 
 MOST_AT_FIRST = 12
 """Arms that charts show at most until others are chosen."""
@@ -354,6 +373,8 @@ def _without_loss(cell: CellResult, *, status: str) -> str:
 
 def _encoded(cells: Sequence[CellResult], figures: Mapping[str, Any], bins: int, reload: float | None) -> str:
     places, at_first = ranks(cells)
+    keys = dict.fromkeys((*SHORTHANDS, *(key for cell in cells for key in cell.axes)))
+    varying = [key for key in keys if len({repr(cell.value(key)) for cell in cells}) > 1]
     drawn = zip(cells, records(cells), arm_names(cells), styles(cells), places, strict=True)
     arms = [
         {
@@ -364,6 +385,8 @@ def _encoded(cells: Sequence[CellResult], figures: Mapping[str, Any], bins: int,
             "dash": style.dash,
             "marker": style.marker,
             "val_loss": fields["val_loss"],
+            "axes": {key: value_text(cell.value(key)) for key in varying},
+            "diverged": diverged(cell),
             "without_loss": _without_loss(cell, status=fields["status"]),
             "runs": [_run_data(run, bins) for run in cell.runs],
         }
@@ -374,6 +397,9 @@ def _encoded(cells: Sequence[CellResult], figures: Mapping[str, Any], bins: int,
         "atFirst": at_first,
         "charts": figures,
         "reload": reload,
+        "hues": HUES,
+        "dashes": DASHES,
+        "markers": MARKERS,
     }
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     # Nothing that ends the script element or begins a comment in it.
@@ -405,26 +431,42 @@ def _run_data(run: RunResult, bins: int) -> dict[str, Any]:
             "seconds": _rounded(one.seconds for one in kept),
             "loss": _rounded(one.val_loss for one in kept),
         }
-    if load := _load(run, bins):
-        fields["load"] = load
+    for name, value_of in _OF_SEGMENTS.items():
+        if (measured := _over_segments(run, value_of, bins)) is not None:
+            fields[name] = measured
+    for name in ("lr", "grad_norm"):
+        if run.steps is not None and np.isfinite(values := run.steps[name].to_numpy()).any():
+            places = _kept(values, max(_FEWEST_BINS, bins // 8))
+            numbers = run.steps["step"].to_numpy()[places].tolist()
+            fields[name] = {"step": numbers, "loss": _rounded(values[places])}
     return fields
 
 
-def _load(run: RunResult, bins: int) -> dict[str, Any] | None:
-    """The experts' load over the segments: largest over mean, of the most uneven block."""
-    loads = [(row, max(row.experts.max_over_mean)) for row in run.measurement.segments if row.experts]
-    if not loads or run.measurement.start is None:
+_OF_SEGMENTS: Mapping[str, Callable[[Segment], float | None]] = {
+    "load": lambda row: max(row.experts.max_over_mean) if row.experts else None,
+    "memory": lambda row: max(peak_memory(row), default=0) / 2**30 or None,
+    "speed": lambda row: row.steady_tokens / row.steady_seconds if row.steady_seconds > 0 else None,
+}
+"""What the page draws of segments: of experts the largest load over the mean in the most uneven block, the
+memory of the fullest rank in GiB, tokens per second."""
+
+
+def _over_segments(
+    run: RunResult, value_of: Callable[[Segment], float | None], bins: int
+) -> dict[str, Any] | None:
+    found = [(row, value) for row in run.measurement.segments if (value := value_of(row)) is not None]
+    if not found or run.measurement.start is None:
         return None
-    kept = [loads[index] for index in _kept([load for _, load in loads], bins)]
+    kept = [found[index] for index in _kept([value for _, value in found], bins)]
     return {
         "step": [row.last_step for row, _ in kept],
         "tokens": run.measurement.start.tokens_per_step,
         "seconds": _rounded(row.seconds for row, _ in kept),
-        "loss": _rounded(load for _, load in kept),
+        "loss": _rounded(value for _, value in kept),
     }
 
 
-def _kept(values: Sequence[float], bins: int) -> Indices:
+def _kept(values: Sequence[float] | Floats, bins: int) -> Indices:
     """Places of the values to draw in so many bins."""
     return kept_indices(np.array(values), max(1, -(-len(values) // bins)))
 
@@ -436,5 +478,13 @@ def _per_step(steps: Sequence[int], tokens: Sequence[int]) -> int | list[int]:
 
 
 def _rounded(values: Iterable[float]) -> list[float | None]:
-    """The values with six digits, more than any useful zoom shows."""
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+    """The values with six digits, more than any useful zoom shows; None for one that is not finite."""
+    given = np.array([*values] if not isinstance(values, np.ndarray) else values, dtype=np.float64)
+    known = np.isfinite(given) & (given != 0)
+    scale = 10.0 ** (5 - np.floor(np.log10(np.abs(given, where=known, out=np.ones_like(given)))))
+    rounded: list[float | None] = (np.round(given * scale) / scale).tolist()
+    return (
+        rounded
+        if known.all()
+        else [value if fine else None for value, fine in zip(rounded, np.isfinite(given), strict=True)]
+    )

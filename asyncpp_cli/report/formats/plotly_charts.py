@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from typing import Any
 
@@ -20,7 +21,10 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
         layout: dict[str, Any] = {
             "xaxis": {"title": {"text": _plain(chart.x)}},
             "yaxis": {"title": {"text": chart.y}},
+            "annotations": [_arrow(line, chart) for line in chart.lines if line.diverged_at is not None],
         }
+        if chart.y_range is not None:
+            layout["yaxis"]["range"] = [*chart.y_range]
         if chart.logarithmic:
             layout["xaxis"]["type"] = "log"
         return {"data": [_line(line) for line in chart.lines], "layout": layout}
@@ -37,6 +41,22 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
     }
     draw = {"points": _points, "bars": _bars, "grid": _grid}[chart.kind]
     return {"data": draw(chart, layout), "layout": layout}
+
+
+def _arrow(line: Line, chart: Chart) -> dict[str, Any]:
+    """An arrow at the upper edge, where a line leaves the chart; its `name` is the place of its arm."""
+    return {
+        "name": str(line.arm),
+        "x": math.log10(line.diverged_at) if chart.logarithmic else line.diverged_at,
+        "y": 1,
+        "yref": "paper",
+        "ax": 0,
+        "ay": 26,
+        "text": "",
+        "hovertext": f"{_plain(line.name)} diverged",
+        "arrowcolor": line.colour,
+        "arrowwidth": 2,
+    }
 
 
 def _line(line: Line) -> dict[str, Any]:

@@ -199,10 +199,15 @@ def _load(segments: Sequence[Segment]) -> dict[str, Any]:
     }
 
 
+def peak_memory(row: Segment) -> list[int]:
+    """The peak bytes of a segment, by rank; empty if they were not measured."""
+    memory = row.memory or {}
+    return memory.get("device_peak") or memory.get("total", [])
+
+
 def _peak_memory(segments: Sequence[Segment]) -> tuple[float, ...]:
     """The peak over the segments, by rank."""
-    measured = [row.memory for row in segments if row.memory]
-    by_segment = [memory.get("device_peak") or memory.get("total", []) for memory in measured]
+    by_segment = [peak_memory(row) for row in segments if row.memory]
     return tuple(max(map(float, by_rank)) for by_rank in zip(*by_segment, strict=True))
 
 

@@ -10,9 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from support.report_experiment import run
 
-from asyncpp_cli.report.formats.charts import band, curve, kept_indices
+from asyncpp_cli.report.analysis.aggregate import aggregate_best
+from asyncpp_cli.report.formats.charts import Chart, band, charts, curve, kept_indices, loss_charts, styles
+from asyncpp_cli.report.formats.plotly_charts import plotly_figure
 from asyncpp_cli.report.load.metrics_rows import STEP_SCHEMA
+from asyncpp_cli.report.load.run import RunResult
+from stages.rows import Evaluation
 
 LOSSES = arrays.arrays(np.float64, st.integers(1, 60), elements=st.floats(0, 9) | st.just(math.nan))
 
@@ -71,3 +76,65 @@ def test_a_band_is_the_mean_and_the_deviation_where_all_curves_are() -> None:
     assert found.std.tolist() == pytest.approx([0.5 / 2**0.5, 0.0, 0.5 / 2**0.5])
     assert band([first]) is None
     assert band([first, (np.array([9.0]), np.array([1.0]))]) is None
+
+
+def evaluated(schedule: str, optimizer: str, *losses: float, **further: float) -> RunResult:
+    """A run with these validation losses at steps 1, 2, .."""
+    evaluations = tuple(
+        Evaluation(step=step, tokens=100 * step, val_loss=loss, seconds=1.0 * step)
+        for step, loss in enumerate(losses, 1)
+    )
+    settings = {key.replace("_", ".", 1): value for key, value in further.items()}
+    id_ = f"{schedule}-{optimizer}-{settings}"
+    measured = {"evaluations": evaluations}
+    return run(schedule, optimizer, loss=losses[-1], id=id_, axes=settings, measured=measured, **settings)
+
+
+def charts_of(*runs: RunResult, best_over: tuple[str, ...] = ()) -> dict[str, Chart]:
+    cells, _, _ = aggregate_best(runs, best_over=best_over)
+    return loss_charts(cells) | charts(cells)
+
+
+def test_a_diverged_arm_leaves_the_range_of_the_others_at_an_arrow() -> None:
+    kept = evaluated("1f1b", "muon", 4.0, 3.0, 2.0)
+    rising = evaluated("2bw", "muon", 4.0, 50.0, 900.0)
+    gone = evaluated("2bw", "adamw", 3.5, 3.0, math.nan)
+    chart = charts_of(kept, rising, gone)["validation-loss"]
+    assert chart.y_range == (pytest.approx(1.9), pytest.approx(4.1))
+    assert [line.diverged_at for line in chart.lines] == [None, 200, 300]
+    layout = plotly_figure(chart)["layout"]
+    assert [(arrow["x"], arrow["y"], arrow["name"]) for arrow in layout["annotations"]] == [
+        (200, 1, "1"),
+        (300, 1, "2"),
+    ]
+    assert charts_of(kept)["validation-loss"].y_range is None
+
+
+def test_curves_that_coincide_have_different_widths() -> None:
+    same = [evaluated(schedule, "muon", 4.0, 3.0, 2.0) for schedule in ("1f1b", "gpipe", "zero-bubble")]
+    lines = charts_of(*same, evaluated("2bw", "muon", 4.0, 3.1, 2.1))["validation-loss"].lines
+    assert [line.width for line in lines] == [6.5, 4.0, 1.5, 1.5]
+
+
+RATES = {0.001: 3.0, 0.004: 2.5, 0.016: 2.8, 0.1: math.nan}
+
+
+@pytest.mark.parametrize("best_over", [(), ("optimizer.lr",)])
+def test_loss_over_a_rate_marks_the_best_and_where_runs_diverged(best_over: tuple[str, ...]) -> None:
+    """Whether the report has all rates or the best one alone."""
+    runs = [evaluated("1f1b", "muon", 4.0, loss, optimizer_lr=rate) for rate, loss in RATES.items()]
+    drawn = charts_of(*runs, evaluated("2bw", "muon", 4.0, 3.9, optimizer_lr=0.004), best_over=best_over)
+    chart = drawn["over-optimizer.lr"]
+    [line] = chart.lines  # of 2bw there is one rate alone
+    assert (line.name, list(line.x), list(line.y)) == ("1f1b muon", [*RATES], [3.0, 2.5, 2.8, None])
+    assert (line.best, line.diverged_at, chart.logarithmic) == (1, 0.1, True)
+    figure = plotly_figure(chart)
+    assert figure["data"][0]["marker"]["size"] == [6, 13, 6, 6]
+    assert figure["layout"]["annotations"][0]["x"] == pytest.approx(-1)  # of a logarithmic axis
+
+
+def test_colours_are_schedules_and_dashes_optimizers() -> None:
+    cells, _, _ = aggregate_best([run(*of) for of in (("1f1b", "muon"), ("1f1b", "adamw"), ("2bw", "muon"))])
+    one, other_optimizer, other_schedule = styles(cells)
+    assert one.colour == other_optimizer.colour != other_schedule.colour
+    assert one.dash == other_schedule.dash != other_optimizer.dash

@@ -64,7 +64,7 @@ def table_rows(page: str) -> list[list[str]]:
 def page_of(report: Report, folder: Path) -> str:
     """The page without plotly, which knows nothing of the report."""
     page = to_page(report, ReportOptions(out=folder / "page.html"))
-    begin = page.index("<script>/**\n* plotly.js")
+    begin = page.index('<script type="text/plain" id="plotly">')
     return page[:begin] + page[page.index("</script>", begin) + len("</script>") :]
 
 

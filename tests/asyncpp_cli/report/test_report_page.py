@@ -71,7 +71,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_is_small_and_links_to_the_runs(written: Path) -> None:
     text = written.read_text(encoding="utf-8")
-    assert len(text.encode()) < 8e6
+    assert len(text.encode()) < 3e6
     links = re.findall(r'href="([^"]*)"', text)
     inside = [link for link in links if link.startswith("experiment/")]
     assert len(inside) == 6
@@ -165,6 +165,36 @@ def test_arms_axes_and_losses_can_be_switched(page: Page) -> None:
     assert [(trace["points"], trace["top"]) for trace in traces(page)] == [(1, 1.5), (1, 1.5)]
     click(page, '[data-kind="train"]')
     assert len(traces(page)) == 12
+    assert page.messages == []
+
+
+@needs_chromium
+def test_rates_norms_and_speeds_are_curves_and_arms_are_pinned_and_coloured(page: Page) -> None:
+    kinds = ["Training", "Validation", "Learning rate", "Gradient norm", "Tokens/s", "Load of experts"]
+    assert texts(page, "[data-kind]") == kinds
+    ends = f"{LOSS}.data.map(t => [t.x[t.x.length - 1], t.y[t.y.length - 1]])"
+    for kind, value in (("lr", 1e-3), ("grad_norm", 1.0), ("speed", 1500.0)):
+        click(page, f'[data-kind="{kind}"]')
+        assert page.value(ends) == [[ROWS, value]] * 6, kind
+    click(page, '[data-kind="train"]')
+    arms = "document.querySelectorAll('#arm-list .arm')"
+    first = page.value(f"{arms}[0].querySelector('span').textContent")
+    page.value(f"{arms}[0].querySelector('.pin').click()")
+    click(page, "#arm-list .buttons button:last-child")
+    assert texts(page, "#arm-list label:not(.hidden-arm) span:first-of-type") == [first]
+    click(page, "#arm-list .buttons button")
+    assert page.value(f"{LOSS}.data.at(-1).text").startswith(first)
+    assert page.value(f"{LOSS}.data.at(-1).line.width") == 4  # two more than a line on which none lies
+    page.value(f"{arms}[0].querySelector('.pin').click()")
+    colours = "[...document.querySelectorAll('#arm-list line')].map(line => line.getAttribute('stroke'))"
+    choose = "(key => { const s = document.getElementById('colour'); s.value = key; "
+    choose += "s.dispatchEvent(new Event('change')); })"
+    page.value(f"{choose}('schedule')")
+    plain, delayed, hostile = page.value(colours)
+    assert plain == hostile != delayed
+    bars = "document.getElementById('throughput-chart').data[0].marker.color"
+    assert page.value(bars) == [plain, delayed, hostile]
+    page.value(f"{choose}('')")
     assert page.messages == []
 
 
