@@ -227,9 +227,11 @@ def units_of(
 
     def unit(part: PartTimes, values: int, recomputed: float = 0.0) -> Unit:
         size = gradient_bytes * values
+        # What is reduced per micro-batch is summed in shards.
+        summed = part.summed if sharding.reduce_each else 0.0
         return Unit(
             forward=part.forward,
-            backward=part.backward + recomputed,
+            backward=part.backward - summed + recomputed,
             gather=links.ring(width * values, sharding.ranks),
             reduce=links.ring(size, sharding.ranks)
             + links.all_reduce(size / sharding.ranks, sharding.replicas),

@@ -61,8 +61,9 @@ class Device:
     """Share of the peak that large matrix products reach. Of an H100 and an A100, as the next, it fits the
     published speeds in docs/plan.md; of others it is a guess."""
     attention_share: float = 0.3
-    """Share of the peak that attention reaches: FlashAttention-2 has 35 % of an H100's in a long forward
-    (arXiv 2407.08608), less in a backward and at a few thousand tokens."""
+    """Share of the peak that attention reaches in a forward and a backward of thousands of tokens: 286
+    TFLOP/s of an H100 by FlashAttention-2 (8,192 tokens; Dao-AILab/flash-attention, pull request 1791), 50 to
+    73 % of an A100 (arXiv 2307.08691). Of others it is a guess."""
     latency_us: float = 20.0
     """Latency of a message from one process to another, microseconds."""
 
@@ -81,8 +82,8 @@ DEVICES: dict[str, Device] = {
             memory_gb=80,
             bandwidth_gbs=3350,
             link_gbs=450,
-            matrix_share=0.75,
-            attention_share=0.25,
+            matrix_share=0.78,
+            attention_share=0.29,
         ),
         Device(
             name="h200",
@@ -90,8 +91,8 @@ DEVICES: dict[str, Device] = {
             memory_gb=141,
             bandwidth_gbs=4800,
             link_gbs=450,
-            matrix_share=0.75,
-            attention_share=0.25,
+            matrix_share=0.78,
+            attention_share=0.29,
         ),
         Device(name="b200", tflops=PEAK_TFLOPS["B200"], memory_gb=180, bandwidth_gbs=8000, link_gbs=900),
         Device(
@@ -100,8 +101,8 @@ DEVICES: dict[str, Device] = {
             memory_gb=80,
             bandwidth_gbs=2039,
             link_gbs=300,
-            matrix_share=0.79,
-            attention_share=0.49,
+            matrix_share=0.8,
+            attention_share=0.6,
             network_gbs=25.0,
         ),
         # NVIDIA's data sheet of the L40S (2023): 362.05 TFLOP/s, 48 GB, 864 GB/s, PCIe 4.0.

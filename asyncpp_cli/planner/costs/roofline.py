@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
 from asyncpp_cli.planner.costs.devices import Device
 from asyncpp_cli.planner.costs.links import COPIED, HELD, LINK_SHARE, fits_a_node
 from optimizers import check_options, method_named
+from optimizers.grouping import Role
 from optimizers.state_size import state_values
 from stages.config.run_config import RunConfig, optimizer_options
 from stages.data.documents import computed_share
@@ -23,6 +25,9 @@ EAGER_TRAFFIC = 2.5
 fits the published speeds in docs/plan.md."""
 ITERATION_SHARE = 0.5
 """Share of the peak that the matrix iteration of Muon and similar rules reaches."""
+SPREAD = 0.015
+"""Standard deviation of the speeds of GPUs of one kind, as a share: all but a few of a cluster are within 8 %
+of each other (arXiv 2208.11035)."""
 _TERA, _GIGA, _MICRO = 1e12, 1e9, 1e-6
 
 
@@ -37,6 +42,9 @@ class PartTimes:
     weight_half: float
     cheap: float
     """What selective recomputation adds to the backward; 0 except in a block."""
+    summed: float = 0.0
+    """What adding the gradients of matrices to the sum over micro-batches takes of `backward`, and of
+    `weight_half`: the sum is read and written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +86,7 @@ class Roofline:
         """Times of the model's parts at the run's micro-batch size and precision."""
         model, spec, size = config.model, describe(config.model), sizes(config)
         tokens = config.train.microbatch_size * config.data.context
-        peak = self._peak("bfloat16" if config.train.precision == "bfloat16" else "float32")
-        bandwidth = self.device.bandwidth_gbs * _GIGA
+        peak, bandwidth = self._slowest_peak(config), self.device.bandwidth_gbs * _GIGA
         logits = tokens * model.vocab_size * (2 * size.wide + size.replica) / bandwidth
         head = 2 * tokens * spec.head.multiply_adds / (peak * self.device.matrix_share)
         looked_up = tokens * model.width / bandwidth
@@ -94,7 +101,7 @@ class Roofline:
             blocks=tuple(times[id(block)] for block in spec.blocks),
             halves=tuple(times[id(half)] for half in spec.halves),
             # In chunks, the gradients are taken in the forward.
-            head=_part(head + logits, head + logits, head)
+            head=_part(head + logits, head + logits, head, summed=self._summed(config, spec.head))
             if rows is None
             else _part(3 * head + 2 * logits + summed, 2 * looked_up * size.replica, 0.0),
         )
@@ -109,8 +116,7 @@ class Roofline:
     def _block(self, config: RunConfig, block: PartSpec) -> PartTimes:
         """Of a block, or of a half of one."""
         size, tokens = sizes(config), config.train.microbatch_size * config.data.context
-        peak = self._peak("bfloat16" if config.train.precision == "bfloat16" else "float32")
-        bandwidth = self.device.bandwidth_gbs * _GIGA
+        peak, bandwidth = self._slowest_peak(config), self.device.bandwidth_gbs * _GIGA
         product = 2 * tokens * block.multiply_adds / (peak * self.device.matrix_share)
         scores = 2 * tokens * block.attention * config.data.context * computed_share(config.data)
         attention = scores / (peak * self.device.attention_share)
@@ -126,7 +132,23 @@ class Roofline:
             product + weight_half,
             # Each cheap part reads about as much as it writes.
             2 * tokens * sum(size.of(part) for part in block.cheap) / bandwidth,
+            summed=self._summed(config, block),
         )
+
+    def _summed(self, config: RunConfig, part: PartSpec) -> float:
+        """`summed` of a part; that of stacks is counted with their experts."""
+        values = sum(
+            parameter.size
+            for parameter in part.parameters
+            if parameter.role in (Role.MATRIX, Role.HEAD) and len(parameter.shape) == 2
+        )
+        return 2 * values * sizes(config).master / (self.device.bandwidth_gbs * _GIGA)
+
+    def _slowest_peak(self, config: RunConfig) -> float:
+        """Peak of the slowest of the run's GPUs, for which the others wait, FLOP/s."""
+        ranks = config.parallel.stages * config.parallel.data
+        behind = SPREAD * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))  # Blom's approximation
+        return self._peak("bfloat16" if config.train.precision == "bfloat16" else "float32") / (1 + behind)
 
     def update(self, config: RunConfig, parameters: Sequence[Parameter]) -> float:
         """The optimizer step on these parameters, with clipping and the copy to the replica."""
@@ -202,11 +224,14 @@ def _routed_bytes(config: RunConfig, block: PartSpec, *, tokens: int) -> tuple[i
     return 5 * wide + 2 * narrow + read, 6 * wide + 3 * narrow + read, 4 * wide + 3 * narrow + added
 
 
-def _part(forward: float, input_half: float, weight_half: float, cheap: float = 0.0) -> PartTimes:
+def _part(
+    forward: float, input_half: float, weight_half: float, cheap: float = 0.0, *, summed: float = 0.0
+) -> PartTimes:
     return PartTimes(
         forward=forward,
-        backward=input_half + weight_half,
+        backward=input_half + weight_half + summed,
         input_half=input_half,
-        weight_half=weight_half,
+        weight_half=weight_half + summed,
         cheap=cheap,
+        summed=summed,
     )
