@@ -55,8 +55,9 @@ FIRST_STEPS = (
 PROFILED = (
     *("quickstart", "matrix.optimizer=[adamw]", "matrix.error_feedback=[false]", "train.steps=20"),
     *("train.eval_interval=20", "train.profile_steps=4", "matrix.schedule=[1f1b,2bw,fsdp]"),
+    *("matrix.parallel.stages=[1,2]", "exclude=[{schedule: 2bw, parallel.stages: 1}]"),
 )
-"""Two ranks for each of two schedules and for FSDP, with profiles of torch."""
+"""One rank and two of `1f1b` and `fsdp`, and two of `2bw`, with profiles of torch."""
 
 STEPS = (
     Step("Does this machine have what a run needs?", (*_ASYNCPP, "doctor"), 0, 3),
@@ -94,7 +95,10 @@ STEPS = (
     Step("Which losses and rates have they?", (*_ASYNCPP, "report", f"{FOLDER}/135m"), 8, 2),
     Step("Which cells are profiled?", (*_ASYNCPP, "sweep", *PROFILED, "--out", f"{FOLDER}/profiled"), 8, 2),
     Step(
-        "Do two ranks that launch starts train, profiled?", (*_ASYNCPP, "launch", f"{FOLDER}/profiled"), 8, 5
+        "Do one rank and two that launch starts train, in shards and not, profiled?",
+        (*_ASYNCPP, "launch", f"{FOLDER}/profiled"),
+        8,
+        5,
     ),
     Step("What does a host wait for, and what do CUDA and NCCL take?", ("benchmarks/gpu_facts.py",), 10, 3),
     Step(

@@ -215,7 +215,7 @@ def sharded(
         sharding=sharding,
         seconds=step_seconds(units, sharding, microbatches=microbatches) + sum(update),
         alone=microbatches * sum(part.forward + part.backward for part in parts) + update[0],
-        of_rank=memory(config, sharding),
+        of_rank=memory(config, sharding, lasting=True),
     )
 
 

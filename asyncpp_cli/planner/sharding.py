@@ -84,7 +84,7 @@ def memory_of_run(config: RunConfig) -> dict[str, int]:
     Raises:
         schedules.ScheduleError: its processes cannot share the micro-batches.
     """
-    kinds = memory(as_trained(config), sharding_of(config))
+    kinds = memory(as_trained(config), sharding_of(config), lasting=True)
     return (
         kinds
         if planned_on_gpu(config)
@@ -121,7 +121,7 @@ def owned(parameters: Sequence[Parameter], ranks: int) -> Sequence[Parameter]:
     return max(loads)[2]
 
 
-def memory(config: RunConfig, sharding: Sharding) -> dict[str, int]:
+def memory(config: RunConfig, sharding: Sharding, *, lasting: bool = False) -> dict[str, int]:
     """Bytes of a rank at its fullest moment, by the kinds of the planner's estimates.
 
     `master` and `gradients` are shards; whole gradients that wait for a later micro-batch are `gradients`,
@@ -133,6 +133,8 @@ def memory(config: RunConfig, sharding: Sharding) -> dict[str, int]:
     Args:
         config: with the micro-batches of a rank.
         sharding: of the model.
+        lasting: as a run of ours has it: shards of gradients stay, and who owns a matrix that the optimizer
+            needs whole has it beside the shards, with its gradient. Otherwise as torch alone.
     """
     spec, size, ranks = describe(config.model), sizes(config), sharding.ranks
     tokens, several = config.train.microbatch_size * config.data.context, config.schedule.microbatches > 1
@@ -148,7 +150,8 @@ def memory(config: RunConfig, sharding: Sharding) -> dict[str, int]:
     master = sum(shards) + end_shards
     waiting = several and not sharding.reduce_each
     # Shards of gradients of earlier micro-batches.
-    earlier = master if several and sharding.reduce_each else 0
+    earlier = master if lasting or (several and sharding.reduce_each) else 0
+    matrices = _owned_beside(config, ranks * sharding.replicas) if lasting else 0
     # Bytes of a value of a gradient that is reduced: as it is sent, and as it was computed.
     going = size.master + (0 if waiting else size.replica)
 
@@ -157,7 +160,7 @@ def memory(config: RunConfig, sharding: Sharding) -> dict[str, int]:
     ) -> dict[str, int]:
         return {
             "weights": weights * size.replica,
-            "gradients": (reduced + waiting * whole) * size.master,
+            "gradients": (reduced + matrices + waiting * whole) * size.master,
             "activations": activations,
             "recomputed": again,
             "temporary": temporary,
@@ -190,12 +193,18 @@ def memory(config: RunConfig, sharding: Sharding) -> dict[str, int]:
     ]
     fullest = max(moments, key=lambda kinds: sum(kinds.values()))
     return {
-        "master": master * size.master,
+        "master": (master + matrices) * size.master,
         "optimizer": state * size.master,
         **fullest,
         "communicators": communicator_bytes(RankLinks(0, 0), stages=1 + (sharding.replicas > 1), data=ranks),
         "allocator": allocator_bytes(sum(fullest.values()) - fullest["gradients"]),
     }
+
+
+def _owned_beside(config: RunConfig, processes: int) -> int:
+    """Values of the matrices that the rank with most of them owns beside its shards."""
+    _, whole = by_rule(config)
+    return sum(parameter.size for parameter in owned(whole, processes)) if processes > 1 else 0
 
 
 def _kept(config: RunConfig, block: PartSpec) -> int:

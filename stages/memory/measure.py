@@ -249,7 +249,8 @@ class MemoryMeter:
         ]
         counted = pointers_of([*replicas, *master, *gradients, *moments])
         return {
-            "weights": bytes_of(replicas),
+            # Rows of shards that are updated in place are the master copy.
+            "weights": bytes_of(replicas, without=pointers_of(master)),
             "master": bytes_of(master),
             "gradients": bytes_of(gradients),
             "optimizer": bytes_of(moments),

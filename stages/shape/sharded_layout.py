@@ -74,7 +74,7 @@ class Layout:
     def moves(self, parameter: int) -> bool:
         """Whether the matrices of a parameter go to owners."""
         shape = self.shapes[parameter]
-        stays = is_stack(shape) and shape[0] % self.shards == 0
+        stays = self.processes == 1 or (is_stack(shape) and shape[0] % self.shards == 0)
         return not (self.in_place[parameter] or stays)
 
     @cached_property

@@ -114,6 +114,8 @@ class ShardedWeights(WeightVersions):
         self._place_masters(replica)
         self._initial_version = 0
         self._data_rank = sharding.process
+        self._waits = False
+        """Whether whole gradients wait for a later micro-batch."""
         self._kept: list[Tensor] = []
         """The shards, while others are evaluated."""
         self._to_owners = self._layout.to_owners(sharding.process)
@@ -262,18 +264,22 @@ class ShardedWeights(WeightVersions):
     @property
     def room_bytes(self) -> int:
         """Bytes that torch takes beside shards: the weights of the module itself and of two blocks, or of
-        all that are kept, and two copies of the whole gradients of the module itself and of one block."""
+        all that are kept, and the whole gradients of the module itself and of two blocks, one of them on its
+        way, or of all that wait for the last micro-batch, and of one on its way."""
         blocks = [
             sum(size for name, size in zip(self.names, self.sizes, strict=True) if name.startswith(block))
             for block in (f"blocks.{index}." for index in self.replicas[0].module.blocks)
         ]
         own = sum(self.sizes) - sum(blocks)
         weights = own + (sum(blocks) if self._keeps_weights else 2 * max(blocks))
-        return weights * self._replica_dtype.itemsize + 2 * (own + max(blocks)) * self._master_dtype.itemsize
+        gradients = own + max(blocks) + (sum(blocks) if self._waits else max(blocks))
+        return weights * self._replica_dtype.itemsize + gradients * self._master_dtype.itemsize
 
     def before_backward(self, *, last: bool) -> None:
-        self._units[0].set_requires_gradient_sync(last or self._reduces_each)
-        self._units[0].set_reshard_after_backward(last or self._reduces_each or not self._keeps_weights)
+        reduces = last or self._reduces_each
+        self._waits |= not reduces
+        self._units[0].set_requires_gradient_sync(reduces)
+        self._units[0].set_reshard_after_backward(reduces or not self._keeps_weights)
 
     def reduce(self, data: Group, gradient: GradientBuffer, *, early: bool) -> Reduction:
         """Hand the gradients of matrices, which torch has reduced, to the owners."""

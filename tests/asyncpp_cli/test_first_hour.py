@@ -83,7 +83,7 @@ def test_its_experiments_train_and_are_profiled(
     [report] = [each.output for each in outcomes if "report" in each.step.command]
     assert all(name in report for name in ("1f1b", "2bw", "muon"))
     profiles = [*(tmp_path / "profiled").rglob("rank-*.profile.json")]
-    assert len(profiles) == 4  # two ranks of 1f1b and of 2bw
+    assert len(profiles) == 8  # one rank and two of 1f1b and of fsdp, two of 2bw
 
 
 @pytest.mark.slow

@@ -233,7 +233,7 @@ def _bubbles(pair: TimelinePair) -> str:
         ("measured", pair.measured_bubble),
     )
     text = ", ".join(f"{name} {share:.0%}" for name, share in bubbles if share is not None)
-    return f"Bubble: {text}." if text else ""
+    return f"{pair.waits.capitalize()}: {text}." if text else ""
 
 
 def _configurations(cells: Sequence[CellResult], folder: Path) -> str:

@@ -21,6 +21,7 @@ from schedules.costs import RankTimes, uniform_costs, with_measured_ranks
 from schedules.simulate import Timeline, simulate
 from schedules.step_time import step_graph_of
 from stages.config.run_config import RunConfig, ScheduleConfig
+from stages.config.segments import is_sharded
 from stages.resolve.facts import Resolved, facts
 
 STEPS_SHOWN = 4
@@ -53,6 +54,8 @@ class TimelinePair:
     """With the mean measured times of the actions."""
     measured_bubble: float | None
     """By the time that ranks waited."""
+    waits: str
+    """What these shares are called."""
     unit: str
     """`SECONDS`, or `forwards` if nothing was measured."""
 
@@ -121,7 +124,8 @@ def _pair(cell: CellResult) -> TimelinePair | None:
         return None
     if sum(map(len, program.actions)) > MOST_BOXES:
         return None
-    stages = config.parallel.stages
+    of_shards, ranks = is_sharded(config), config.parallel.stages
+    place = f"{ranks} {'process' if of_shards else 'stage'}{('es' if of_shards else 's') * (ranks != 1)}"
     times = _times(cell, program)
     unit = 1.0 if times is None else _mean_work(times) / (1 + BACKWARD)
     steady = _steady(run, times)
@@ -133,14 +137,15 @@ def _pair(cell: CellResult) -> TimelinePair | None:
         program = run.program(first_step=first_step, steps=steps)
     predicted = simulate(program, uniform_costs(program, forward=unit, backward=unit * BACKWARD))
     return TimelinePair(
-        title=", ".join([f"{cell.schedule}, {stages} stage{'s' * (stages != 1)}", *_settings(cell, config)]),
+        title=", ".join([cell.schedule, place, *_settings(cell, config)]),
         predicted=predicted if measured is None else measured.part_of(predicted),
         measured=measured.timeline(program) if measured is not None else None,
         steps=_steps(measured),
         problem=problem,
         predicted_bubble=cell.bubble_predicted,
-        mean_times_bubble=None if steady is None else steady[0],
+        mean_times_bubble=None if steady is None or of_shards else steady[0],
         measured_bubble=cell.bubble.mean if cell.bubble is not None else None,
+        waits="waits for exchanges" if of_shards else "bubble",
         unit=SECONDS if times is not None else "forwards",
     )
 

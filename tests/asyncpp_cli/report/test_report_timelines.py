@@ -11,7 +11,7 @@ import pytest
 from support.report_experiment import ExperimentFolder, metrics, report_of, settings
 
 from asyncpp_cli.report.analysis.conditions import conditions_lines
-from asyncpp_cli.report.formats import timelines
+from asyncpp_cli.report.formats import page, timelines
 from asyncpp_cli.report.formats.timelines import TimelinePair, timeline_pairs
 from asyncpp_cli.report.load.checks import predicted
 from stages.config.run_config import CorrectionConfig, ParallelConfig, RunConfig, ScheduleConfig, TrainConfig
@@ -120,6 +120,16 @@ def test_few_microbatches_fill_all_stages_of_a_v_schedule_before_they_are_measur
     experiment.add(settings(name, "muon", **shape), rows=rows)
     [pair] = timeline_pairs(report_of(experiment.folder).cells)
     assert pair.mean_times_bubble == pytest.approx(pair.predicted_bubble)
+
+
+def test_shards_wait_for_exchanges(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    rows = metrics(stages=1, busy=((0.25,),) * 2)
+    experiment.add(settings("fsdp", "muon", **{"parallel.stages": 2, "schedule.microbatches": 2}), rows=rows)
+    [pair] = timeline_pairs(report_of(experiment.folder).cells)
+    assert pair.title == "fsdp, 2 processes, 2 micro-batches per step"
+    assert (pair.predicted_bubble, pair.mean_times_bubble) == (None, None)
+    assert page._bubbles(pair) == "Waits for exchanges: measured 75%."
 
 
 def test_no_prediction_for_what_cannot_be_built_or_is_too_large_to_simulate() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -133,3 +134,18 @@ def test_a_run_whose_checkpoint_finds_no_room_goes_on_when_there_is_some(small_d
     assert not RunRecord(id=run.id, status=run.status(), saved_step=None, losses={}).failed
     subprocess.run(["mount", "-o", "remount,size=40m", small_disk], check=True)
     succeeded("launch", small_disk / "e", "--replay")
+
+
+@pytest.mark.slow
+def test_shards_whose_checkpoint_finds_no_room_go_on_when_there_is_some(small_disk: Path) -> None:
+    folder, matrix = small_disk / "e", ["matrix={schedule: fsdp, optimizer: adamw}", "exclude=[]"]
+    (run,) = sweep(folder, *matrix, "train.steps=4", "train.checkpoint_interval=2").runs
+    taken = small_disk / "taken"
+    taken.write_bytes(bytes(shutil.disk_usage(small_disk).free - 2**18))  # less than a checkpoint
+    failed = asyncpp("launch", folder)
+    assert (failed.code, run.saved_step) == (1, None)
+    assert "space" in failed.errors
+    taken.unlink()
+    subprocess.run(["mount", "-o", "remount,size=40m", small_disk], check=True)
+    succeeded("launch", folder)
+    assert run.status().step == 4

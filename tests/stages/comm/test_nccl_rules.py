@@ -67,6 +67,7 @@ class LikeNccl:
         size: number of members.
         connecting: whether the first operation of a kind with a peer blocks the host.
         late: delay of every collective, in seconds.
+        begun: receives the name and kind of each operation.
     """
 
     def __init__(
@@ -79,7 +80,9 @@ class LikeNccl:
         size: int,
         connecting: bool,
         late: float,
+        begun: list[str],
     ) -> None:
+        self._begun = begun
         self._gloo = gloo
         self._store = store
         self._name = name
@@ -108,6 +111,7 @@ class LikeNccl:
                 self._store.wait([f"{peer} {peer_kind}" for peer in peers], datetime.timedelta(seconds=WAIT))
             except Exception as error:
                 raise TimeoutError(f"{self._name}: the host waits in its first {kind}") from error
+        self._begun.append(f"{self._name}: {kind}")
         work = _QueuedWork(f"{self._name}: {kind}")
         self._queue.put((begin, work))
         return work
@@ -146,8 +150,10 @@ class LikeNccl:
 
 
 @contextmanager
-def nccl_rules(*, connecting: bool = True, late: Callable[[str], float] = lambda name: 0.0) -> Iterator[None]:
-    """Within the block, processes create communicators that keep NCCL's rules.
+def nccl_rules(
+    *, connecting: bool = True, late: Callable[[str], float] = lambda name: 0.0
+) -> Iterator[list[str]]:
+    """Within the block, processes create communicators that keep NCCL's rules; yields what is begun on which.
 
     Args:
         connecting: whether the first operation of a kind with a peer blocks the host.
@@ -155,6 +161,7 @@ def nccl_rules(*, connecting: bool = True, late: Callable[[str], float] = lambda
     """
     plain: Any = Process._communicator
     created: list[LikeNccl] = []
+    begun: list[str] = []
 
     def communicator(self: Process, name: str, ranks: Sequence[int], *, link: bool) -> Communicator:
         like = LikeNccl(
@@ -165,13 +172,14 @@ def nccl_rules(*, connecting: bool = True, late: Callable[[str], float] = lambda
             size=len(ranks),
             connecting=connecting,
             late=late(name),
+            begun=begun,
         )
         created.append(like)
         return like
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Process, "_communicator", communicator)
-        yield
+        yield begun
     for like in created:
         like.close()
 
@@ -203,11 +211,14 @@ def test_every_schedule_and_shards_of_the_head_train() -> None:
     check_processes_are_replays(configs, size=2, train=train_like_nccl)
 
 
-def digest_like_nccl(process: Process, config: RunConfig) -> str | None:
-    """With late gathers; of the weights, in the process that writes rows."""
-    with nccl_rules(late=lambda name: 0.01 * ("shards" in name)):
+def digest_like_nccl(process: Process, config: RunConfig) -> tuple[str | None, list[str]]:
+    """With late gathers: of the weights, in the process that writes rows; and the exchanges in the order in
+    which they were begun, with the kinds of their communicators."""
+    with nccl_rules(late=lambda name: 0.01 * ("shards" in name)) as begun:
         rows = train_here(process, config)
-    return str(rows[-1]["weights_sha256"]) if rows else None
+    # The members' number ends the name.
+    begun = [re.sub(r" \d+:", ":", words) for words in begun]
+    return str(rows[-1]["weights_sha256"]) if rows else None, begun
 
 
 @pytest.mark.slow
@@ -221,8 +232,17 @@ def test_models_in_shards_train() -> None:
         "clip": "none",
     }
     configs = [small_config(name, vocab_size=320, **settings) for name in ("fsdp", "hsdp")]
-    [fsdp, _] = in_processes(digest_like_nccl, configs, size=4)[0]
-    assert fsdp == replayed(configs[0]).digest
+    by_rank = in_processes(digest_like_nccl, configs, size=4)
+    assert by_rank[0][0][0] == replayed(configs[0]).digest
+    for number, kinds in enumerate(
+        (("data", "shards", "matrices"), ("data", "shards", "replicas", "matrices"))
+    ):
+        orders = [found[number][1] for found in by_rank]
+        # All processes begin the same exchanges in the same order: no number of queues or streams can hang.
+        assert orders == [orders[0]] * 4
+        communicators = {words.partition(":")[0] for words in orders[0]}
+        assert len(communicators) == len(kinds)
+        assert all(any(kind in name for name in communicators) for kind in kinds)
 
 
 @pytest.mark.slow
