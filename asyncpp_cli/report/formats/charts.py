@@ -365,9 +365,18 @@ def _of_losses(lines: Sequence[Line], arms: Sequence[Arm], **further: Any) -> Ch
     return Chart(kind="lines", lines=_apart(lines), y_range=y_range, **further)
 
 
-def _leaves(line: Line, top: float) -> Any:
-    """The x of the first point of a line that is above, or not finite; None without one."""
-    return next((x for x, y in zip(line.x, line.y, strict=True) if y is None or y > top), None)
+def _leaves(line: Line, top: float) -> float | None:
+    """The x at which a line rises above, or is no longer finite; None if it does neither."""
+    for place, y in enumerate(line.y):
+        if y is not None and y <= top:
+            continue
+        before = line.y[place - 1] if place else None
+        x: float = line.x[max(place - 1, 0)]
+        if before is None or y is None:
+            return x
+        following: float = line.x[place]
+        return x + (top - before) / (y - before) * (following - x)
+    return None
 
 
 def _training(arms: Sequence[Arm]) -> Chart:
@@ -458,7 +467,7 @@ def _gaps(arms: Sequence[Arm]) -> Chart:
         "intervals from the differences between runs with the same seed; small marks are these differences. "
         "Arms that diverged are left out.",
         kind="points",
-        x="gap to the synchronous counterpart, nats per token",
+        x="gap, nats per token",
         rows=rows,
     )
 

@@ -337,7 +337,10 @@
     const lines = traces.filter((trace) => trace.hovertemplate);
     return lines.flatMap(({ x, y, text, line }) => {
       const place = y.findIndex((value) => value === null || value > top);
-      return place < 0 ? [] : { x: x[place], y: 1, yref: "paper", ax: 0, ay: 26, text: "", hovertext: `${text} diverged`, arrowcolor: line.color, arrowwidth: 2 };
+      if (place < 0) return [];
+      const before = Math.max(place - 1, 0);
+      const share = place && y[place] !== null ? (top - y[before]) / (y[place] - y[before]) : 0;
+      return { x: x[before] + share * (x[place] - x[before]), y: 1, yref: "paper", ax: 0, ay: 26, text: "", hovertext: `${text} diverged`, arrowcolor: line.color, arrowwidth: 2 };
     });
   }
 

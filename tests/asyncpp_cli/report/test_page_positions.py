@@ -225,7 +225,8 @@ def test_no_button_sends_anything(page: Page, written: Path) -> None:
     page.value(
         "window.opened = []; window.open = (...asked) => { window.opened.push(asked); return null; }; 0"
     )
-    page.value("[...document.querySelectorAll('button, .modebar-btn')].forEach(button => button.click())")
+    each = "button:not(.pin), .arm:first-of-type .pin, .modebar-btn"
+    page.value(f"[...document.querySelectorAll('{each}')].forEach(button => button.click())")
     page.value("new Promise(r => setTimeout(r, 300))")
     assert page.value("window.opened") == []
     assert page.value("document.querySelectorAll('[class*=cloud]').length") == 0
