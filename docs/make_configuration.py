@@ -116,7 +116,7 @@ def _type_name(of: object) -> str:
 def _accepted(annotation: str, declared: KeyFacts, *, meaning: str) -> str:
     """A key's type, its bounds, and the choices that its meaning does not name."""
     annotation = annotation.replace("Mapping[", "dict[").replace("tuple[", "list[").replace(", ...]", "]")
-    accepted = [annotation.replace("|", "or").replace("None", "null")]
+    accepted = [annotation.removesuffix(" | None")]  # its default is null
     bounds = {"≥": declared.low, ">": declared.above, "<": declared.below}
     bounds |= {"≤": declared.high} if declared.high <= 1 else {}
     accepted += [f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None]

@@ -1,4 +1,4 @@
-"""A user's own model, optimizer and schedule, those of the documents: they train as ours do, go on from a
+"""A user's own model, optimizer and schedule: they train as ours do, go on from a
 checkpoint, and mistakes are refused in one line."""
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from stages.shape.partition import cut_model
 from stages.trainer import replay
 
 
-def example(page: str) -> str:
-    """The first program of a page of the documents."""
-    programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL)
+def example(name: str) -> str:
+    """A program of `support/users_code`, or the first one of a page of the documents."""
+    if not name.endswith(".md"):
+        return (ROOT / "tests" / "support" / "users_code" / f"{name}.py").read_text()
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / name).read_text(), flags=re.DOTALL)
     return str(programs[0])
 
 
@@ -299,8 +301,8 @@ number = 3
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The programs of the documents and others, which other processes can import as well."""
     for name, code in {
-        "my_models": example("models.md"),
-        "my_optimizers": example("optimizers.md"),
+        "my_models": example("my_models"),
+        "my_optimizers": example("my_optimizers"),
         "my_schedules": example("schedules.md"),
         "bad_models": MODELS,
         "bad_optimizers": OPTIMIZERS,
