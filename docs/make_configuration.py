@@ -24,7 +24,7 @@ FILE = Path(__file__).with_name("configuration.md")
 HEAD = """\
 # Configuration keys
 
-    asyncpp sweep mine.yaml train.steps=1000
+    asyncpp sweep mine.yaml train.steps=1000 --list
 
 Every key below can be set in a [template](templates.md) or on the command line, and stands in a run's
 `config.yaml`. A key without a default is required; a model size (`model: nano`) sets all of `model`. `null`

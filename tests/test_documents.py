@@ -32,6 +32,7 @@ NOT_RUN = {
     "export": "needs a run that trained",
     "mirror": "needs a tracker's package",
     "sweep --profile": "needs the files that it measured; tests/*/test_profile.py",
+    "report --watch": "ends when the runs have",
     "plan": "searches for half a minute; tests/*/test_plan.py",
     "data": "needs a tokenizer's file, or data that it made",
     "schedule draw": "the test of pictures does",
