@@ -10,8 +10,9 @@ float32. There is no update. At each rate and batch the arms take turns over `--
 what the closed forms of the planner make of these times, and of what a gather and a reduction of a block's
 weights take by themselves, which are two further arms; messages go at the rate of the gather. Of these two
 arms it is bytes and rate. Over gloo a host waits for each exchange of fully_shard, so nothing of it is
-hidden, and a reduce-scatter sends what an all-reduce does. With `--local-steps H` an arm `local` is data
-parallelism that averages the weights every H steps. Needs root, ip(8) and tc(8).
+hidden, and a reduce-scatter sends what an all-reduce does; `schedule: fsdp`, the arm `fsdp`, sends what an
+all-to-all does, half as much between two ranks, and adds in the order of ranks. With `--local-steps H` an arm
+`local` is data parallelism that averages the weights every H steps. Needs root, ip(8) and tc(8).
 """
 
 from __future__ import annotations
@@ -28,14 +29,18 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pipeline
+import sleeping_model
 import sleeping_stage
 import torch
 import torch.distributed as dist
 from frame import conditions, in_turns, parser, publish
+from sleeping_model import SleepingBlock
+from sleeping_stage import EmulatedBatches, NoUpdate
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
@@ -43,41 +48,24 @@ from asyncpp_cli.planner.costs.links import Exchange
 from asyncpp_cli.planner.fsdp import Unit, Units, step_seconds
 from asyncpp_cli.planner.programs import Geometry, LayoutProgram, Shape, StageTimes
 from asyncpp_cli.planner.sharding import Sharding
-from schedules import find
+from schedules import Program, build, find
 from stages.comm.process import Process, connected
-from stages.config.run_config import SiteConfig
+from stages.comm.topology import connect
+from stages.config.run_config import ModelConfig, SiteConfig
+from stages.liveness.stop_signal import never
+from stages.pipeline.executor import RankExecutor
+from stages.shape.partition import cut_model
+from stages.update.clock import HostClock
+from stages.update.optimizer_step import StageState
+from stages.update.update_phases import UpdateContext, UpdateRules
+from stages.update.update_stream import OneStream
+from stages.weights.sharded_weights import ShardedWeights
 
 CONTEXT = 128
 EXCHANGES = ("gather", "reduce")
 LARGEST_PACKET = 16_000
 BURST_SECONDS, LEAST_BURST = 0.001, 20_000
 """What tc lets through at once: seconds of the rate, and bytes at least: more than the largest packet."""
-
-
-class _Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, given: Tensor, weight: Tensor, seconds: float) -> Tensor:
-        ctx.seconds, ctx.shape = seconds, weight.shape
-        time.sleep(seconds)
-        return given * 1.0
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        time.sleep(2 * ctx.seconds)
-        return gradient * 1.0, torch.zeros(ctx.shape), None
-
-
-class SleepingBlock(nn.Module):
-    """Weights, and a sleep of `seconds`."""
-
-    def __init__(self, values: int, seconds: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(values))
-        self.seconds = seconds
-
-    def forward(self, given: Tensor) -> Tensor:
-        out: Tensor = _Sleep.apply(given, self.weight, self.seconds)
-        return out
 
 
 def by_fully_shard(options: argparse.Namespace, batch: int) -> Callable[[], float]:
@@ -100,6 +88,67 @@ def by_fully_shard(options: argparse.Namespace, batch: int) -> Callable[[], floa
         for _ in range(pipeline.STEPS - 1):
             step()
         return (time.perf_counter() - started) / (pipeline.STEPS - 1)
+
+    return segment
+
+
+class _Tokens(EmulatedBatches):
+    """Two sequences of four tokens, whatever the batch."""
+
+    def tokens(self, microbatch: int) -> Tensor:
+        return torch.zeros((2, 4), dtype=torch.long)
+
+    targets = tokens
+
+
+def by_schedule_fsdp(process: Process, options: argparse.Namespace, batch: int) -> Callable[[], float]:
+    """Measures seconds per step of `schedule: fsdp`, without an update; a rank has its share at once."""
+    sleeping_model.VALUES = options.values
+    sleeping_model.SECONDS = options.sequence_ms / 1e3 * batch / options.ranks
+    shape: dict[str, Any] = {"layers": options.layers, "width": 4, "heads": 1, "kv_heads": 1, "vocab_size": 4}
+    model = ModelConfig(name="sleeping", factory="sleeping_model:parts", mlp_width=4, **shape)
+    step = 0
+
+    def program() -> Program:
+        asked = {"stages": options.ranks, "microbatches": options.ranks, "steps": pipeline.STEPS}
+        return build("fsdp", first_step=step, **asked)
+
+    connection = connect(
+        process, program(), shape=(2, 4, 4), dtype=torch.float32, common_step=True, shards=options.ranks
+    )
+    assert connection.sharding is not None
+    (cut,) = cut_model(model, stages=1, context=4)
+    weights = ShardedWeights(
+        model,
+        cut,
+        in_place=lambda name, dimensions: True,
+        sharding=connection.sharding,
+        keep_weights=False,
+        reduce_each=False,
+        context=4,
+        seed=0,
+        master_dtype=torch.float32,
+        replica_dtype=torch.float32,
+        device=process.device,
+    )
+    context = UpdateContext(
+        stages={0: StageState(weights=weights, update=NoUpdate())},
+        connection=connection,
+        rules=UpdateRules(clip="global", common_step=True, max_skipped=0),
+        clock=HostClock(),
+        on_step=lambda result: None,
+        stop=never,
+    )
+    executor = RankExecutor(context, batches=_Tokens(), streams=OneStream())
+
+    def segment() -> float:
+        nonlocal step
+        running = program()
+        step += pipeline.STEPS
+        for _ in executor.run(running):
+            pass
+        connection.links.finish()
+        return executor.trace.steady_seconds / (pipeline.STEPS - 1)
 
     return segment
 
@@ -161,11 +210,15 @@ def measure(options: argparse.Namespace) -> dict[int, dict[str, list[float]]]:
         rendezvous=options.folder,
         site=site,
     ) as process:
+        # Its group is of this process alone, and gives way to the one that follows.
+        arms_of = {batch: by_schedule_fsdp(process, options, batch) for batch in options.batches}
         # torch's fully_shard wants a group of all processes; ours has none.
+        dist.destroy_process_group()
         dist.init_process_group("gloo", store=process.store, rank=process.rank, world_size=options.ranks)  # noqa: TID251
         for batch in options.batches:
             arms = {name: by_executor(process, options, name, batch) for name in options.schedules}
             arms["fully_shard"] = by_fully_shard(options, batch)
+            arms["fsdp"] = arms_of[batch]
             if options.local_steps:
                 arms["local"] = by_local_steps(options, batch)
             arms |= {exchange: by_itself(options, exchange) for exchange in EXCHANGES}
@@ -210,6 +263,10 @@ def planned(
     nothing = Unit(forward=0.0, backward=0.0)
     units = Units(embedding=nothing, blocks=[block] * options.layers, head=nothing)
     seconds["fully_shard"] = step_seconds(units, Sharding(ranks=options.ranks), microbatches=1)
+    # Ours sums what an all-to-all brings, which sends as much as a gather.
+    ours = replace(block, reduce=block.gather)
+    units = replace(units, blocks=[ours] * options.layers)
+    seconds["fsdp"] = step_seconds(units, Sharding(ranks=options.ranks), microbatches=1)
     if options.local_steps:
         # Over gloo a reduction is an all-reduce.
         averaging = options.layers * exchanges["reduce"]

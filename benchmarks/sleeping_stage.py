@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.comm.collectives import Group
+from stages.comm.collectives import Exchange, Group, Reduction
 from stages.comm.communicator import Communicator, Work
 from stages.comm.gradient_reduction import runs_of
 from stages.comm.reduction_rounds import reduction_plan
@@ -137,6 +137,7 @@ class SleepingWeights:
             flat=gradient,
             part=None,
             owned_views=owned,
+            counted_views=owned,
             views=self.parameters,
             versions=[],
             loads=torch.zeros(0, 0),
@@ -165,6 +166,17 @@ class SleepingWeights:
 
     def receiving_others(self, replica: SleepingWeights, *, version: int) -> AbstractContextManager[None]:
         return torch.no_grad()
+
+    reduces_early = True
+
+    def before_backward(self, *, last: bool) -> None:
+        pass
+
+    def reduce(self, data: Group, gradient: Any, *, early: bool) -> Reduction:
+        return data.reduce_scatter(gradient.flat, self.reduction, early=early, part=None)
+
+    def hand_out(self, data: Group, replica: SleepingWeights) -> Exchange[None]:
+        return data.broadcast(replica.flat, self.ownership.runs)
 
     def take_gradient(self) -> Any:
         taken = SimpleNamespace(**vars(self._gradient))
