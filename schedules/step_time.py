@@ -351,15 +351,21 @@ def _largest_ratio(edges: _TimedEdges, policy: Iterable[int]) -> tuple[float, tu
         for which, (before, _, _) in enumerate(waits):
             behind[before].append((node, which))
     rounding = 1e-12 * sum(max(time for _, _, time in waits) for waits in edges)
+    ratio, value = float("-inf"), [0.0] * len(edges)
     for _ in range(MOST_ITERATIONS):
-        ratio, root = _largest_of_chosen([waits[which] for waits, which in zip(edges, best, strict=True)])
-        value = _values(edges, behind, best, ratio=ratio, root=root)
+        found, root = _largest_of_chosen([waits[which] for waits, which in zip(edges, best, strict=True)])
+        if found > ratio:
+            ratio = found
+            value = _values(edges, behind, best, ratio=ratio, root=root)
         better = False
-        for node, waits in enumerate(edges):
-            for which, (before, height, time) in enumerate(waits):
+        # In the order of their ends, so that what one node gains reaches those after it at once.
+        for node in sorted(range(len(edges)), key=value.__getitem__):
+            latest = value[node] + rounding
+            for which, (before, height, time) in enumerate(edges[node]):
                 end = value[before] + time - ratio * height
-                if end > value[node] + rounding:
+                if end > latest:
                     value[node], best[node], better = end, which, True
+                    latest = end + rounding
         if not better:
             return ratio, tuple(best)
     raise ArithmeticError(f"the time of a step is not found in {MOST_ITERATIONS} iterations")
@@ -372,18 +378,31 @@ def _values(
 
     Nodes that the policy leads to another cycle get an edge that leads them to `root`.
     """
-    value, known, reached = [0.0] * len(edges), [False] * len(edges), [root]
-    known[root] = True
-    by_policy = by_any = 0
-    while by_any < len(reached):
-        as_chosen = by_policy < len(reached)
-        before = reached[by_policy if as_chosen else by_any]
-        by_policy, by_any = by_policy + as_chosen, by_any + (not as_chosen)
+    value, known, reached = [0.0] * len(edges), [False] * len(edges), []
+    led: list[list[tuple[int, float]]] = [[] for _ in edges]
+    for node, waits in enumerate(edges):
+        before, height, time = waits[policy[node]]
+        led[before].append((node, time - ratio * height))
+
+    def reach(start: int) -> None:
+        known[start], left = True, [start]
+        while left:
+            before = left.pop()
+            reached.append(before)
+            for node, seconds in led[before]:
+                if not known[node]:
+                    value[node], known[node] = value[before] + seconds, True
+                    left.append(node)
+
+    reach(root)
+    for before in reached:
+        if len(reached) == len(edges):
+            break
         for node, which in behind[before]:
-            if not known[node] and (which == policy[node] or not as_chosen):
+            if not known[node]:
                 _, height, time = edges[node][which]
-                value[node], known[node], policy[node] = value[before] + time - ratio * height, True, which
-                reached.append(node)
+                value[node], policy[node] = value[before] + time - ratio * height, which
+                reach(node)
     return value
 
 
