@@ -159,11 +159,12 @@ class LayoutProgram:
         self._graphs: dict[bool, StepGraph] = {}
         self._policies: dict[bool, tuple[int, ...]] = {}
         self._messages: dict[tuple[int, ...], tuple[int, ...]] = {}
-        # As many steps as have a middle that repeats, between those in which the pipeline fills and drains.
+        # As many steps as have a middle that repeats: behind those in which the pipeline fills and updates are
+        # still to come, and before those in which it drains.
         options = dict(shape.options)
         lead = options.get("ahead", 1) * shape.stages + shape.shard_head
-        fill = max(-(-lead // shape.microbatches), options.get("delay", 1))
-        self.program = shape.build(4 if geometry.is_flushed else 2 * fill + 4)
+        first = max(-(-lead // shape.microbatches), options.get("delay", 1) + 1)
+        self.program = shape.build(4 if geometry.is_flushed else 2 * first + 2)
 
     @property
     def rank_of_stage(self) -> tuple[int, ...]:
@@ -308,7 +309,9 @@ class LayoutProgram:
             try:
                 self._graphs[waits] = step_graph(self.program, reduced=waits)
             except NotPeriodicError:
-                self._graphs[waits], _ = step_graph_of(self.geometry.shape.build, reduced=waits)
+                self._graphs[waits], _ = step_graph_of(
+                    self.geometry.shape.build, reduced=waits, steps=2 * self.program.steps
+                )
         found = self._graphs[waits].step_time(costs, policy=self._policies.get(waits))
         self._policies[waits] = found.policy
         return found.seconds
