@@ -35,15 +35,10 @@ class NotPeriodicError(ValueError):
     """The middle of a program does not repeat: it has too few steps, or its steps differ."""
 
 
-class Edge(NamedTuple):
-    """What a node waits for."""
-
-    before: int
-    """Number of the node that is waited for."""
-    height: int
-    """Periods from that node's turn to the one that waits; negative where a rank runs ahead."""
-    delay: int
-    """Number of the time between the end of one and the start of the other (see `StepGraph.delays`)."""
+Edge = tuple[int, int, int]
+"""What a node waits for: the number of another node; its height, which is the periods from that node's turn
+to the one that waits, negative where a rank runs ahead; and the number of the time between the end of one and
+the start of the other (see `StepGraph.delays`). A plain tuple: a program has tens of thousands."""
 
 
 class StepTime(NamedTuple):
@@ -202,11 +197,8 @@ _Followers = list[list[tuple[int, int]]]
 """For each node, the nodes that wait for it, and which of their edges it is."""
 
 
-class _Turn(NamedTuple):
-    """A node's turn in one of the periods."""
-
-    node: int
-    period: int
+_Turn = tuple[int, int]
+"""A node's number, and the period of one of its turns."""
 
 
 class _Periods:
@@ -232,32 +224,48 @@ class _Periods:
         """For each version and stage, the turn with which its gradient is complete, where updates wait."""
         self.awaited: dict[_Turn, tuple[int, list[int]]] = {}
         """For each turn of an update that waits, its version, and the stages whose gradients it needs."""
-        self.ends = channel_ends(program)
-        self.senders: dict[Channel, list[Op]] = defaultdict(list)
-        for (_, op), ends in self.ends.items():
-            for channel in ends.sends:
-                if op not in self.senders[channel]:
-                    self.senders[channel].append(op)
+        self.senders = self._senders()
         for rank in range(program.num_ranks):
             known = len(self.numbers)
             self._walk(rank)
             self.by_rank.append(range(known, len(self.numbers)))
         self.keys = list(self.numbers)
 
+    def _senders(self) -> dict[tuple[int, Op], list[tuple[int, Op, int]]]:
+        """For each stage and op, the stages and ops whose messages it may wait for, and the numbers of the
+        messages' delays."""
+        sent: dict[Channel, list[Op]] = defaultdict(list)
+        ends = channel_ends(self.program)
+        for (_, op), of_op in ends.items():
+            for channel in of_op.sends:
+                if op not in sent[channel]:
+                    sent[channel].append(op)
+        senders: dict[tuple[int, Op], list[tuple[int, Op, int]]] = {}
+        for key, of_op in ends.items():
+            senders[key] = []
+            for channel in of_op.receives:
+                delay = self._number_of(None if is_local(channel, self.program) else channel)
+                senders[key] += [(channel.source, sender, delay) for sender in sent[channel]]
+        return senders
+
+    def _number_of(self, delay: Channel | int | None) -> int:
+        return self.delays.setdefault(delay, len(self.delays))
+
     def _walk(self, rank: int) -> None:
         """Put the actions of a rank, and updates where they are performed, one behind the other."""
         program, waits, update = self.program, self.waits, Op.UPDATE
         first_microbatch = program.first_step * program.microbatches
         first_version = program.initial_versions[-1] + 1
+        numbers, back, taken = self.numbers, self.back, self.taken
         pending: dict[int, int] = {}
         latest: _Turn | None = None
 
         def follow(stage: int, op: Op, number: int, a_period: int) -> None:
             nonlocal latest
             period, within = divmod(number, a_period)
-            turn = _Turn(self.numbers.setdefault((stage, op, within), len(self.numbers)), period)
-            if latest is not None and period in self.taken:
-                self.back[turn] = latest
+            turn = numbers.setdefault((stage, op, within), len(numbers)), period
+            if latest is not None and period in taken:
+                back[turn] = latest
             latest = turn
 
         def perform(stage: int) -> None:
@@ -287,10 +295,9 @@ class _Periods:
 
     def repeated(self) -> tuple[tuple[Edge, ...], ...] | None:
         """For each node, what it waits for; None where the two periods differ."""
-        nodes = range(len(self.numbers))
         try:
             first, second = (
-                tuple(self._edges(_Turn(node, period)) for node in nodes) for period in self.taken
+                tuple(self._edges(node, period) for node in range(len(self.numbers))) for period in self.taken
             )
         except KeyError:
             return None
@@ -301,26 +308,24 @@ class _Periods:
         counts = Counter((op, stage) for stage, op, _ in (self.keys[node] for node in self.by_rank[rank]))
         return tuple((op, stage, count) for (op, stage), count in counts.items())
 
-    def _edges(self, turn: _Turn) -> tuple[Edge, ...]:
-        """What a turn waits for: first the one before it on its rank.
+    def _edges(self, node: int, period: int) -> tuple[Edge, ...]:
+        """What a node's turn waits for: first the one before it on its rank.
 
         Raises:
             KeyError: The program does not have all of it.
         """
-        stage, op, within = self.keys[turn.node]
-        edges = [self._edge(turn, self.back[turn], None)]
-        version, stages = self.awaited.get(turn, (0, ()))
-        edges += [self._edge(turn, self.issued[version, other], other) for other in stages]
-        for channel in self.ends[stage, op].receives:
-            for sender in self.senders[channel]:
-                if (node := self.numbers.get((channel.source, sender, within))) is not None:
-                    delay = None if is_local(channel, self.program) else channel
-                    edges.append(self._edge(turn, _Turn(node, turn.period), delay))
+        turn, (stage, op, within), numbers = (node, period), self.keys[node], self.numbers
+        before, then = self.back[turn]
+        edges = [(before, period - then, 0)]
+        if turn in self.awaited:
+            version, stages = self.awaited[turn]
+            for other in stages:
+                before, then = self.issued[version, other]
+                edges.append((before, period - then, self._number_of(other)))
+        for source, sender, delay in self.senders[stage, op]:
+            if (sent := numbers.get((source, sender, within))) is not None:
+                edges.append((sent, 0, delay))
         return tuple(edges)
-
-    def _edge(self, turn: _Turn, before: _Turn, delay: Channel | int | None) -> Edge:
-        number = self.delays.setdefault(delay, len(self.delays))
-        return Edge(before.node, turn.period - before.period, number)
 
     def _is_an_order(self, edges: Sequence[Sequence[Edge]]) -> bool:
         """Whether periods with these edges, one behind the other, have every action of a rank in one order.

@@ -159,8 +159,8 @@ class LayoutProgram:
         self._graphs: dict[bool, StepGraph] = {}
         self._policies: dict[bool, tuple[int, ...]] = {}
         self._messages: dict[tuple[int, ...], tuple[int, ...]] = {}
-        # As many steps as have a middle that repeats: behind those in which the pipeline fills and updates are
-        # still to come, and before those in which it drains.
+        # As many steps as have a middle that repeats: behind those in which the pipeline fills and updates
+        # are still to come, and before those in which it drains.
         options = dict(shape.options)
         lead = options.get("ahead", 1) * shape.stages + shape.shard_head
         first = max(-(-lead // shape.microbatches), options.get("delay", 1) + 1)
