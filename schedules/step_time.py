@@ -87,9 +87,7 @@ class StepGraph:
         Raises:
             ValueError: The graph was built for other costs.
         """
-        self._check(costs)
-        times = {op: getattr(costs, field) or (0.0,) * len(costs.forward) for field, op in TIMES.items()}
-        delays = [self._delay(delay, costs) for delay in self.delays]
+        times, delays = self._taking(costs)
         edges = [
             [(before, height, times[op][stage] + delays[delay]) for before, height, delay in waits]
             for (op, stage), waits in zip(self.takes, self.edges, strict=True)
@@ -103,6 +101,25 @@ class StepGraph:
             busy=tuple(seconds / ratio if ratio else 1.0 for seconds in work),
             policy=best,
         )
+
+    def least_seconds(self, costs: Costs, *, policy: Sequence[int]) -> float:
+        """A lower bound of the time of a step: the longest cycle of a policy, perhaps that of other costs.
+
+        Raises:
+            ValueError: The graph was built for other costs.
+        """
+        times, delays = self._taking(costs)
+        chosen = []
+        for (op, stage), waits, which in zip(self.takes, self.edges, policy, strict=True):
+            before, height, delay = waits[which]
+            chosen.append((before, height, times[op][stage] + delays[delay]))
+        return _largest_of_chosen(chosen)[0] / self.steps
+
+    def _taking(self, costs: Costs) -> tuple[dict[Op, Sequence[float]], list[float]]:
+        """The times of each op at each stage, and the delays of the graph by their numbers."""
+        self._check(costs)
+        times = {op: getattr(costs, field) or (0.0,) * len(costs.forward) for field, op in TIMES.items()}
+        return times, [self._delay(delay, costs) for delay in self.delays]
 
     def _check(self, costs: Costs) -> None:
         if costs.transfer or costs.jitter:

@@ -100,7 +100,8 @@ def estimate(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> 
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
     shared = Shared(costs)
-    return estimate_fitting(config, shared, limit_gb=limit_gb) or own_estimate(config, shared)
+    cuts = cuts_to_try(config, shared, limit_gb=limit_gb)
+    return best_of(cuts, config, shared) if cuts else own_estimate(config, shared)
 
 
 def own_estimate(config: RunConfig, shared: Shared) -> Estimate:
@@ -108,17 +109,15 @@ def own_estimate(config: RunConfig, shared: Shared) -> Estimate:
     return _with_cut(config, own_cut_of(config), shared)
 
 
-def estimate_fitting(config: RunConfig, shared: Shared, *, limit_gb: float | None) -> Estimate | None:
-    """The estimate of a run with a cut that fits, the default one unless another is faster by `WORTH_A_CUT`;
-    None where none fits: then no time is computed."""
-    best: Estimate | None = None
-    for cut in cuts_to_try(config, shared, limit_gb=limit_gb):
-        worth = inf if best is None else (1 - WORTH_A_CUT) * best.step.seconds
-        if best is not None and least_with(config, shared, shared.times(config, cut)) > worth:
-            continue
-        found = _with_cut(config, cut, shared)
-        if found.step.seconds <= worth:
-            best = found
+def best_of(cuts: Sequence[Sequence[float]], config: RunConfig, shared: Shared) -> Estimate:
+    """The estimate of a run with the first of some cuts, unless another is faster by `WORTH_A_CUT`."""
+    first, *others = cuts
+    best = _with_cut(config, first, shared)
+    for cut in others:
+        worth = (1 - WORTH_A_CUT) * best.step.seconds
+        if least_with(config, shared, shared.times(config, cut)) <= worth:
+            found = _with_cut(config, cut, shared)
+            best = found if found.step.seconds <= worth else best
     return best
 
 

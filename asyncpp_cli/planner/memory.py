@@ -171,18 +171,23 @@ class RankMemory:
         course = self.program.course
         facts = course.versions[stage], course.mismatch[stage], self._buffers[stage]
         key = ("memory", kind_of(self.config, cut), *facts, *settings_of(self.config))
-        return self._found.once(key, lambda: _of_stage(self.config, cut, *facts))
+        return self._found.once(key, lambda: self._of_one(cut, *facts))
+
+    def _of_one(self, cut: StageCut, versions: int, mismatch: int, buffers: int) -> dict[str, int]:
+        config, mismatched = self.config, mismatch > 0
+        whole, half = microbatch_activations(config, cut)
+        # An update asks neither for the size of a micro-batch nor for recomputation.
+        key = ("update", kind_of(config, cut), mismatched, *settings_of(config)[2:])
+        return lasting_bytes(config, cut, versions, mismatch, buffers) | {
+            "whole": whole,
+            "half": half,
+            "forward": forward_bytes(config, cut),
+            "backward": backward_bytes(config, cut, mismatched=mismatched),
+            "slot": slot_bytes(config, cut),
+            "update": self._found.once(key, lambda: _of_update(config, cut, mismatched=mismatched)),
+        }
 
 
-def _of_stage(config: RunConfig, cut: StageCut, versions: int, mismatch: int, buffers: int) -> dict[str, int]:
+def _of_update(config: RunConfig, cut: StageCut, *, mismatched: bool) -> int:
     owned = owned_members(stage_parameters(config.model, cut), data_ranks=config.parallel.data)
-    whole, half = microbatch_activations(config, cut)
-    mismatched = mismatch > 0
-    return lasting_bytes(config, cut, versions, mismatch, buffers) | {
-        "whole": whole,
-        "half": half,
-        "forward": forward_bytes(config, cut),
-        "backward": backward_bytes(config, cut, mismatched=mismatched),
-        "slot": slot_bytes(config, cut),
-        "update": max(update_bytes(config, of_rank, mismatched=mismatched) for of_rank in owned),
-    }
+    return max(update_bytes(config, of_rank, mismatched=mismatched) for of_rank in owned)

@@ -4,7 +4,7 @@ long a step takes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from math import lcm
 from typing import Any, NamedTuple
@@ -159,6 +159,7 @@ class LayoutProgram:
         self._graphs: dict[bool, StepGraph] = {}
         self._policies: dict[bool, tuple[int, ...]] = {}
         self._messages: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._buffers: dict[tuple[bool, bool], Sequence[int]] = {}
         # As many steps as have a middle that repeats: behind those in which the pipeline fills and updates
         # are still to come, and before those in which it drains.
         options = dict(shape.options)
@@ -196,7 +197,10 @@ class LayoutProgram:
 
     def buffers(self, *, data_ranks: int, on_gpu: bool) -> Sequence[int]:
         """Gradient buffers of each stage."""
-        return gradient_buffers([self.program], data_ranks=data_ranks, on_gpu=on_gpu)
+        key = data_ranks > 1, on_gpu
+        if key not in self._buffers:
+            self._buffers[key] = gradient_buffers([self.program], data_ranks=data_ranks, on_gpu=on_gpu)
+        return self._buffers[key]
 
     @property
     def links(self) -> Sequence[RankLinks]:
@@ -250,16 +254,12 @@ class LayoutProgram:
     def step(self, times: StageTimes) -> StepTime:
         """The steady state of a step of the run whose stages take so long."""
         geometry, program = self.geometry, self.program
-        split, ranks = program.split_backward, program.num_ranks
         microbatches = geometry.shape.microbatches + geometry.further
-        of_microbatch = times.split_microbatch if split else times.microbatch
-        fullest = max(sum(of_microbatch[stage] for stage in stages) for stages in self.stages_of_rank)
-        # Micro-batches hide the reductions of stages that update together later on.
-        hides = fullest * self.delay if program.updates_together else 0.0
+        of_microbatch = self._of_microbatch(times)
         updates = microbatches / program.update_interval
         if program.update_interval == program.microbatches:
             updates = 1
-        seconds = self._seconds(times, hidden=geometry.further * hides)
+        seconds = self._seconds(self._costs(times, further=geometry.further))
         if geometry.further:
             # Of stages that update within a step, each further micro-batch brings its share of updates.
             several = program.update_interval < program.microbatches
@@ -267,13 +267,22 @@ class LayoutProgram:
                 work + several * update / program.update_interval
                 for work, update in zip(of_microbatch, times.update, strict=True)
             ]
-            each = fullest = max(sum(own[stage] for stage in of_rank) for of_rank in self.stages_of_rank)
+            each = fullest = self._fullest(own)
             if not self._is_busy(seconds, times, of_microbatch):
-                longer = self._longer._seconds(times, hidden=(geometry.further - geometry.period) * hides)
+                further = geometry.further - geometry.period
+                longer = self._longer._seconds(self._costs(times, further=further))
                 each = max(fullest, (longer - seconds) / geometry.period)
             seconds += geometry.further * each
         busy = microbatches * sum(of_microbatch) + updates * sum(times.update)
-        return StepTime(seconds=seconds, bubble=max(0.0, 1 - busy / ranks / seconds))
+        return StepTime(seconds=seconds, bubble=max(0.0, 1 - busy / program.num_ranks / seconds))
+
+    def _of_microbatch(self, times: StageTimes) -> tuple[float, ...]:
+        """What a micro-batch takes in each stage, seconds."""
+        return times.split_microbatch if self.program.split_backward else times.microbatch
+
+    def _fullest(self, of_stages: Sequence[float]) -> float:
+        """The most of what a rank's stages take, seconds."""
+        return max(sum(of_stages[stage] for stage in of_rank) for of_rank in self.stages_of_rank)
 
     def _is_busy(self, seconds: float, times: StageTimes, of_microbatch: Sequence[float]) -> bool:
         """Whether a rank works all the time in a step of the program of so many seconds."""
@@ -282,8 +291,7 @@ class LayoutProgram:
         works = [
             microbatches * work + updates * own for work, own in zip(of_microbatch, times.update, strict=True)
         ]
-        most = max(sum(works[stage] for stage in of_rank) for of_rank in self.stages_of_rank)
-        return most >= _ROUNDED * seconds
+        return self._fullest(works) >= _ROUNDED * seconds
 
     @cached_property
     def _longer(self) -> LayoutProgram:
@@ -294,40 +302,44 @@ class LayoutProgram:
         longer = shape._replace(microbatches=shape.microbatches + period, options=tuple(options.items()))
         return LayoutProgram(Geometry(longer, further - period, period, is_flushed))
 
-    def _seconds(self, times: StageTimes, *, hidden: float) -> float:
-        """Seconds of a step of the program, of whose reductions so many are hidden."""
-        reduction = tuple(max(0.0, seconds - hidden) for seconds in times.reduction)
-        costs = self._costs(replace(times, reduction=reduction))
+    def _seconds(self, costs: Costs) -> float:
+        """Seconds of a step of the program."""
         if costs.transfer:
             # Messages wait for others on their links, as in the simulator alone.
             fill = fill_steps(self.program)
             played = self.geometry.shape.build(2 * fill + 4)
             return seconds_between(simulate(played, costs), fill, fill + 3)
-        # Updates of all stages together wait for the norm anyway.
-        waits = any(reduction) and not self.program.updates_together
+        waits = self._waits(costs)
         if waits not in self._graphs:
             try:
                 self._graphs[waits] = step_graph(self.program, reduced=waits)
             except NotPeriodicError:
-                self._graphs[waits], _ = step_graph_of(
-                    self.geometry.shape.build, reduced=waits, steps=2 * self.program.steps
-                )
+                steps = 2 * self.program.steps
+                self._graphs[waits], _ = step_graph_of(self.geometry.shape.build, reduced=waits, steps=steps)
         found = self._graphs[waits].step_time(costs, policy=self._policies.get(waits))
         self._policies[waits] = found.policy
         return found.seconds
 
-    def least_seconds(self, times: StageTimes) -> float:
-        """A lower bound of the seconds of a step of the run: a micro-batch goes through all stages and back
-        before as many others have entered the first as are in flight there."""
-        microbatches = self.geometry.shape.microbatches + self.geometry.further
-        backward = times.input_half if self.program.split_backward else times.backward
-        trip = sum(times.forward) + sum(backward) + 2 * sum(times.message)
-        trip += max(times.head, default=0.0)
-        at_once = max(wholes for wholes, _ in self.course.in_flight[0])
-        turns = microbatches / at_once
-        return trip * (turns if self.delay else -(-microbatches // at_once))
+    def _waits(self, costs: Costs) -> bool:
+        """Whether stages that update on their own wait for a reduction; others wait for the norm anyway."""
+        return any(costs.reduction) and not self.program.updates_together
 
-    def _costs(self, times: StageTimes) -> Costs:
+    def least_seconds(self, times: StageTimes) -> float:
+        """A lower bound of the seconds of a step of the run, from what was longest where stages took other
+        times; 0 before there were any."""
+        further, costs = self.geometry.further, self._costs(times, further=self.geometry.further)
+        waits = self._waits(costs)
+        if costs.transfer or waits not in self._policies:
+            return 0.0
+        least = self._graphs[waits].least_seconds(costs, policy=self._policies[waits])
+        return least + further * self._fullest(self._of_microbatch(times))
+
+    def _costs(self, times: StageTimes, *, further: int) -> Costs:
+        """The costs of a step of the program, where the run's has so many further micro-batches. Of stages
+        that update together these hide reductions later on."""
+        hidden = 0.0
+        if further and self.program.updates_together:
+            hidden = further * self.delay * self._fullest(self._of_microbatch(times))
         blocks = self.program.loss_stage + 1
         message = max(times.message, default=0.0)
         # A stage sends a message forward and one back for each micro-batch.
@@ -336,6 +348,7 @@ class LayoutProgram:
         shared = busy and blocks > self.program.num_ranks and not times.head
         latency = 0.0 if shared else message
         own = {field.name: getattr(times, field.name) for field in fields(times) if field.name != "message"}
+        own["reduction"] = tuple(max(0.0, seconds - hidden) for seconds in times.reduction)
         return Costs(
             **own,
             norm=0.0,

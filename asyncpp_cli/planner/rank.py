@@ -9,8 +9,8 @@ from itertools import accumulate, islice
 
 import schedules
 from asyncpp_cli.planner.costs.roofline import PartTimes
-from asyncpp_cli.planner.cuts import WORTH_A_CUT, cuts_if_all_fits
-from asyncpp_cli.planner.estimate import Estimate, estimate_fitting, least_with, own_estimate
+from asyncpp_cli.planner.cuts import WORTH_A_CUT, cuts_if_all_fits, cuts_to_try
+from asyncpp_cli.planner.estimate import Estimate, best_of, least_with, own_estimate
 from asyncpp_cli.planner.layouts import layouts
 from asyncpp_cli.planner.memory import GB, RankMemory
 from asyncpp_cli.planner.shared import Shared, recomputing, settings_of
@@ -96,14 +96,14 @@ def _places(
         memory = RankMemory(config, shared)
         if memory.needs_too_many_queues or (config.model.tied and not memory.program.is_tieable):
             return
-        least = max(least, loose * min(map(memory.program.least_seconds, times)))
-        yield exceeds, least, None
-        if not exceeds:
-            found = estimate_fitting(config, shared, limit_gb=limit_gb)
-            if found is not None:
-                yield False, found.step.seconds, found
-                return
-            yield True, least, None
+        cuts = [] if exceeds else cuts_to_try(config, shared, limit_gb=limit_gb)
+        if cuts:
+            bounds = [memory.program.least_seconds(shared.times(config, cut)) for cut in cuts]
+            yield False, max(least, _ROUNDED * min(bounds)), None
+            found = best_of(cuts, config, shared)
+            yield False, found.step.seconds, found
+            return
+        yield True, least, None
         found = own_estimate(config, shared)
         yield True, found.step.seconds, found
     except schedules.ScheduleError:

@@ -26,8 +26,8 @@ from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes, Roofline
 from asyncpp_cli.planner.cuts import WORTH_A_CUT, cuts_to_try
 from asyncpp_cli.planner.estimate import (
     Estimate,
+    best_of,
     estimate,
-    estimate_fitting,
     least_with,
     losses,
     own_estimate,
@@ -112,7 +112,8 @@ def test_the_first_layouts_are_those_of_all_sorted(
             memory = RankMemory(config, shared)
             possible = not (base.model.tied and not memory.program.is_tieable)
             if possible and not memory.needs_too_many_queues:
-                found = estimate_fitting(config, shared, limit_gb=limit) or own_estimate(config, shared)
+                cuts = cuts_to_try(config, shared, limit_gb=limit)
+                found = best_of(cuts, config, shared) if cuts else own_estimate(config, shared)
                 every.append(found)
                 assert delay_of(config) in (None, found.delay)
                 assert (1 - 1e-9) * least_seconds(config, shared) <= found.step.seconds
@@ -122,12 +123,12 @@ def test_the_first_layouts_are_those_of_all_sorted(
     every.sort(key=lambda one: (one.memory_gb > limit, one.step.seconds, one.delay, one.memory_gb))
     estimated = 0
 
-    def counted(*arguments: Any, **options: Any) -> Estimate | None:
+    def counted(*arguments: Any, **options: Any) -> Estimate:
         nonlocal estimated
         estimated += 1
-        return estimate_fitting(*arguments, **options)
+        return best_of(*arguments, **options)
 
-    monkeypatch.setattr("asyncpp_cli.planner.rank.estimate_fitting", counted)
+    monkeypatch.setattr("asyncpp_cli.planner.rank.best_of", counted)
     asked = {"gpus": gpus, "tokens_per_step": tokens, "names": CONSIDERED, "limit_gb": limit}
     in_order = best_first(base, Shared(COSTS), **asked)
     first = list(islice(in_order, 20))
@@ -222,9 +223,9 @@ def test_ranks_compute_as_much_of_the_time_as_the_balance_says(
     untied = ("data.context=4096", "model.tied=false")
     for each in found:
         config = layout_of(model, "2bw", *untied, stages=each["stages"], microbatches=64)
-        chosen = estimate_fitting(config, Shared(MultiplyAdds()), limit_gb=inf)
+        chosen = estimate(config, MultiplyAdds(), limit_gb=inf)
         config = changed(config, {"parallel.cut": tuple(each["cut"])})
-        asked = estimate_fitting(config, Shared(MultiplyAdds()), limit_gb=inf)
+        asked = estimate(config, MultiplyAdds(), limit_gb=inf)
         is_worth_it = each["within"] * (1 - WORTH_A_CUT) >= each["whole"]
         for found_cut, share in (
             (chosen, each["within" if is_worth_it else "whole"]),
