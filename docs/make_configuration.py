@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from asyncpp_cli.sites.profile import Site
-from stages.config.keys import MISSING, KeyFacts, facts
+from stages.config.keys import LARGEST, MISSING, KeyFacts, facts
 from stages.config.run_config import RunConfig
 
 FILE = Path(__file__).with_name("configuration.md")
@@ -28,8 +28,7 @@ HEAD = """\
 
 Every key below can be set in a [template](templates.md) or on the command line, and stands in a run's
 `config.yaml`. A key without a default is required; a model size (`model: nano`) sets all of `model`. `null`
-means unset. Upper bounds that no real run reaches are left out; the message that refuses a value names
-them.
+means unset. Bounds that no real run reaches are left out; the message that refuses a value names them.
 
 Keys of `site` may differ from machine to machine. All others are part of the run's id; of data and
 `model.init` their content counts, not their path. `sweep` writes the hashes (`..sha256`), and a run refuses
@@ -92,7 +91,7 @@ def _section(name: str, section: type) -> str:
 
 
 def _table(rows: Iterator[tuple[str, ...]]) -> str:
-    lines = [("key", "accepted", "default", "meaning"), ("---",) * 4, *rows]
+    lines = [("key", "default", "meaning"), ("---",) * 3, *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -101,28 +100,28 @@ def _rows(section: type, *, prefix: str, only: list[str] | None = None) -> Itera
     for entry in dataclasses.fields(section):
         if not facts(entry).option and (only is None or entry.name in only):
             meaning = meanings.get(entry.name, "").replace("|", r"\|")
-            yield (
-                f"`{prefix}{entry.name}`",
-                _accepted(types.get(entry.name, _type_name(entry.type)), facts(entry), meaning=meaning),
-                "{}" if entry.default is dataclasses.MISSING else _default(entry.default),
-                meaning,
-            )
+            default = {} if entry.default is dataclasses.MISSING else entry.default
+            accepted = _accepted(facts(entry), meaning=meaning)
+            if default is None or default == MISSING:
+                accepted.insert(0, _type_name(types.get(entry.name, entry.type)))
+            said = _default(default) or "required"
+            said += f" ({', '.join(accepted)})" if accepted else ""
+            yield f"`{prefix}{entry.name}`", said, meaning
 
 
 def _type_name(of: object) -> str:
-    return of.__name__ if isinstance(of, type) and not typing.get_args(of) else str(of)
+    name = of.__name__ if isinstance(of, type) and not typing.get_args(of) else str(of)
+    return name.removesuffix(" | None").replace("tuple[", "list[").replace(", ...]", "]")
 
 
-def _accepted(annotation: str, declared: KeyFacts, *, meaning: str) -> str:
-    """A key's type, its bounds, and the choices that its meaning does not name."""
-    annotation = annotation.replace("Mapping[", "dict[").replace("tuple[", "list[").replace(", ...]", "]")
-    accepted = [annotation.removesuffix(" | None")]  # its default is null
-    bounds = {"≥": declared.low, ">": declared.above, "<": declared.below}
-    bounds |= {"≤": declared.high} if declared.high <= 1 else {}
-    accepted += [f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None]
+def _accepted(declared: KeyFacts, *, meaning: str) -> list[str]:
+    """The bounds of a share, and the choices that a key's meaning does not name."""
+    accepted = []
+    if declared.high <= 1 or declared.below is not None:
+        bounds = {"≥": declared.low, ">": declared.above, "<": declared.below, "≤": declared.high}
+        accepted += [f"{sign} {bound:g}" for sign, bound in bounds.items() if bound not in (None, LARGEST)]
     choices = [f"`{choice}`" for choice in declared.choices]
-    accepted += [] if all(choice in meaning for choice in choices) else [" or ".join(choices)]
-    return ", ".join(accepted)
+    return accepted + ([] if all(choice in meaning for choice in choices) else [" or ".join(choices)])
 
 
 def _default(value: object) -> str:

@@ -113,10 +113,10 @@ class Site:
     python: Annotated[str, _PYTHON] | None = None
     """Python of the ranks, such as `python3` of an image. null: the one that launches."""
     on_end: list[str] = field(default_factory=list)
-    """Command to run when all runs of a launch have ended: `[notify-send, asyncpp]`. A last, short job runs
-    it (output: `end-*.out` in the submission's folder), or the command that waited (`--wait`, `--site
-    local`). Its last word is a sentence ("mine: 6 of 6 runs completed in mine"); ASYNCPP_FOLDER,
-    ASYNCPP_COMPLETED and ASYNCPP_RUNS are in its environment."""
+    """Command to run when all runs of a launch have ended: `[notify-send, asyncpp]`, by a last, short job
+    (output: `end-*.out` in the submission's folder) or the command that waited. Its last word is a sentence
+    ("mine: 6 of 6 runs completed in mine"); ASYNCPP_FOLDER, ASYNCPP_COMPLETED and ASYNCPP_RUNS are in its
+    environment."""
     run: dict[str, Any] = field(default_factory=dict)
     """Keys of `site` in place of the runs' own: `{grace: 240, timeout: 600, threads: 4}`."""
 
