@@ -228,10 +228,10 @@ def units_of(
     def unit(part: PartTimes, values: int, recomputed: float = 0.0) -> Unit:
         size = gradient_bytes * values
         # What is reduced per micro-batch is summed in shards.
-        summed = part.summed if sharding.reduce_each else 0.0
+        alone = sharding.reduce_each or config.schedule.microbatches == 1
         return Unit(
             forward=part.forward,
-            backward=part.backward - summed + recomputed,
+            backward=part.backward - part.summed * alone + recomputed,
             gather=links.ring(width * values, sharding.ranks),
             reduce=links.ring(size, sharding.ranks)
             + links.all_reduce(size / sharding.ranks, sharding.replicas),

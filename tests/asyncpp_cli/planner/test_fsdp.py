@@ -7,7 +7,7 @@ import math
 import random
 import statistics
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.template import load
 from asyncpp_cli.planner.base_config import base_of
+from asyncpp_cli.planner.certainty import WITHIN, kind_of
 from asyncpp_cli.planner.costs.devices import DEVICES, Device, find_device
 from asyncpp_cli.planner.costs.links import BASE_US, LINK_US, NETWORK_US, Exchange, Links
 from asyncpp_cli.planner.costs.roofline import Roofline
@@ -378,6 +379,41 @@ def test_small_micro_batches_are_estimated() -> None:
     errors = [abs(ratio - 1) for row, ratio in ratios(FURTHER) if row["source"] == "zero-bubble-paper"]
     assert len(errors) == 24
     assert max(errors) <= 0.15
+
+
+def four_of_five(errors: list[float]) -> float:
+    """The most that four of five of them are."""
+    return statistics.quantiles(map(abs, errors), n=5, method="inclusive")[-1]
+
+
+@pytest.mark.slow
+def test_how_sure_a_ratio_is_follows_from_the_published_runs() -> None:
+    """`WITHIN` is recomputed, and holds for runs that it was not computed from: each is left out."""
+    by_kind: dict[str, list[float]] = {}
+    pairs: dict[tuple[str, str], dict[str, float]] = {}
+    for row, ratio in (each for file in (PUBLISHED, FURTHER, LLM_FOUNDRY) for each in ratios(file)):
+        if row["source"] == "zero-bubble-paper":
+            pairs.setdefault((row["model"], row["microbatches"]), {})[row["layout"]] = math.log(ratio)
+        of = {"context": int(row["context"]), "gpus": int(row["gpus"])}
+        by_kind.setdefault(kind_of(pipeline=row["layout"] in PIPELINES, **of), []).append(math.log(ratio))
+    pipelines = by_kind.pop("schedules")
+    errors = {
+        kind: [[one - other for other in pipelines] for one in found] for kind, found in by_kind.items()
+    }
+    errors["schedules"] = [[pair["zero-bubble"] - pair["1f1b"]] for pair in pairs.values()]
+    assert {kind: len(found) for kind, found in errors.items()} == {
+        "schedules": 12,
+        "fsdp": 145,
+        "long context": 68,
+        "many GPUs": 12,
+    }
+    assert {kind: round(four_of_five([*chain(*found)]), 2) for kind, found in errors.items()} == WITHIN
+    for kind, found in errors.items():
+        held = 0
+        for number, left_out in enumerate(found):
+            most = four_of_five([*chain(*found[:number], *found[number + 1 :])])
+            held += sum(abs(error) <= most for error in left_out)
+        assert held >= 0.75 * sum(map(len, found)), kind
 
 
 def test_what_a_schedule_gains_over_another_is_estimated_better_than_its_speed() -> None:
