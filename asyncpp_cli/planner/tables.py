@@ -317,8 +317,8 @@ def show_map(points: Sequence[Point], order: Order) -> None:
         "that of delay 1, which pays where it needs fewer than r times the steps; published runs say "
         "within 4 % where that is a pipeline, 15 % where it is FSDP (asyncpp plan has intervals). "
         "GB: of delay 1. 2 x batch: tokens per second of the best synchronous layout with twice the tokens "
-        "per step, over those of this one. More delay is shown where it is faster than the others. FSDP loses: "
-        "to its exchanges, of its step."
+        "per step, over those of this one. More delay is shown where it is faster than the others. "
+        "FSDP loses: to its exchanges, of its step."
     )
 
 
