@@ -125,9 +125,15 @@ DEVICES: dict[str, Device] = {
             link_gbs=150,
             network_gbs=12.5,
         ),
-        # NVIDIA's paper on the Ada architecture (2022), appendix A: 165.2 TFLOP/s, 24 GB, 1008 GB/s.
+        # NVIDIA's paper on the Ada architecture (2022), appendix A: 165.2 TFLOP/s, 24 GB, 1008 GB/s. Attention:
+        # 151 TFLOP/s in a forward and 99 in a backward (apache/tvm, tl_doc/flash_perf.md).
         Device(
-            name="rtx4090", tflops=PEAK_TFLOPS["RTX 4090"], memory_gb=24, bandwidth_gbs=1008, network_gbs=1.25
+            name="rtx4090",
+            tflops=PEAK_TFLOPS["RTX 4090"],
+            memory_gb=24,
+            bandwidth_gbs=1008,
+            network_gbs=1.25,
+            attention_share=0.67,
         ),
         # NVIDIA's paper on the GA102 (2020), table 2: 71 TFLOP/s, 24 GB, 936 GB/s; PCIe 4.0.
         Device(

@@ -1,0 +1,52 @@
+"""More GPUs, faster links and more memory never make the best layout slower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncpp_cli.planner.base_config import base_of
+from asyncpp_cli.planner.costs.devices import DEVICES
+from asyncpp_cli.planner.costs.roofline import Roofline
+from asyncpp_cli.planner.cuts import WORTH_A_CUT
+from asyncpp_cli.planner.decision import best_layouts, sharded_best
+from asyncpp_cli.planner.shared import Shared
+
+NAMES = ("1f1b", "zero-bubble", "2bw")
+
+
+def fastest(model: str, device: Any, *, gpus: int, tokens: int, limit_gb: float) -> float:
+    """Seconds of the best step of FSDP, HSDP and pipelines."""
+    base, costs = base_of(model, ["data.context=1024"]).config, Roofline(device)
+    asked = {"gpus": gpus, "tokens_per_step": tokens, "limit_gb": limit_gb}
+    found = [*best_layouts(base, Shared(costs), names=NAMES, **asked).values()]
+    found.append(sharded_best(base, costs=costs, **asked))
+    return min((best.seconds for best in found if best is not None), default=float("inf"))
+
+
+@pytest.mark.slow
+@settings(max_examples=3, deadline=None)
+@given(
+    model=st.sampled_from(["135m", "360m"]),
+    device=st.sampled_from(["h100", "a100", "rtx4090"]),
+    gpus=st.sampled_from([2, 4, 8]),
+    sequences=st.sampled_from([1, 4]),
+    limit_gb=st.floats(6.0, 20.0),
+    network_gbs=st.floats(2.0, 50.0),
+)
+def test_more_is_not_slower(
+    model: str, device: str, gpus: int, sequences: int, limit_gb: float, network_gbs: float
+) -> None:
+    gpu = replace(DEVICES[device], network_gbs=network_gbs, node_gpus=4)
+    asked = {"gpus": gpus, "tokens": 2 * gpus * sequences * 1024, "limit_gb": limit_gb}
+    seconds = fastest(model, gpu, **asked)
+    # A cut is taken for the sake of memory, and left if another is no faster than this.
+    most = seconds / (1 - WORTH_A_CUT)
+    assert fastest(model, gpu, **asked | {"limit_gb": 1.5 * limit_gb}) <= most
+    assert fastest(model, replace(gpu, network_gbs=2 * network_gbs), **asked) <= most
+    assert fastest(model, replace(gpu, link_gbs=2 * gpu.link_gbs), **asked) <= most
+    assert fastest(model, gpu, **asked | {"gpus": 2 * gpus}) <= most
