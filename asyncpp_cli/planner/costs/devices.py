@@ -125,8 +125,8 @@ DEVICES: dict[str, Device] = {
             link_gbs=150,
             network_gbs=12.5,
         ),
-        # NVIDIA's paper on the Ada architecture (2022), appendix A: 165.2 TFLOP/s, 24 GB, 1008 GB/s. Attention:
-        # 151 TFLOP/s in a forward and 99 in a backward (apache/tvm, tl_doc/flash_perf.md).
+        # NVIDIA's paper on the Ada architecture (2022), appendix A: 165.2 TFLOP/s, 24 GB, 1008 GB/s.
+        # Attention: 151 TFLOP/s in a forward and 99 in a backward (apache/tvm, tl_doc/flash_perf.md).
         Device(
             name="rtx4090",
             tflops=PEAK_TFLOPS["RTX 4090"],
