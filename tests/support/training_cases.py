@@ -130,7 +130,7 @@ def check_processes_are_replays(
 def measured(rows: Rows) -> list[dict[str, Any]]:
     """The rows of a run without timings."""
     timed = {"time", "seconds", "steady_seconds", "steady_tokens", "busy", "replayed"}
-    timed |= {"action_seconds", "compute_seconds"}
+    timed |= {"action_seconds", "compute_seconds", "warm_up_seconds"}
     between_processes = {"messages", "reduction", "total"}
     return [
         {
