@@ -105,6 +105,8 @@ VIEW = """(() => {
   scale: document.querySelector('[data-scale][aria-pressed=true]').dataset.scale,
   smoothing: document.querySelector('#controls output').value,
   shown: texts('#arm-list label:not(.hidden-arm) span:first-of-type'),
+  pinned: texts('.arm:has(.pin[aria-pressed=true]) label span:first-of-type'),
+  colours: [...document.querySelectorAll('#arm-list line')].map(line => line.getAttribute('stroke')),
   find: document.querySelector('#arm-list input[type=search]').value,
   rows: texts('#table tbody tr:not([hidden])').map(text => text.match(/0[.]0\\d+/)[0]),
   every: document.getElementById('every-column').checked,
@@ -125,7 +127,11 @@ CHOOSE = """(async () => {
   type('#smoothing', 7);
   document.querySelectorAll('#arm-list input[type=checkbox]')[1].click();
   document.querySelectorAll('#arm-list input[type=checkbox]')[13].click();
+  document.querySelectorAll('.pin')[3].click();
   type('#arm-list input[type=search]', '1f1b');
+  const colour = document.getElementById('colour');
+  colour.value = 'schedule';
+  colour.dispatchEvent(new Event('change', { bubbles: true }));
   type('#table .filter', '1f1b 0.01');
   document.querySelector('#table th').click();
   document.querySelector('#table th').click();
@@ -141,6 +147,14 @@ CHOOSE = """(async () => {
   await frame();
 })()"""
 
+
+LEGEND = """(() => {
+  const chart = document.getElementById('over-optimizer.lr-chart');
+  chart.scrollIntoView();
+  window.clicked = new Promise(done => chart.on('plotly_legendclick', done));
+  const box = chart.querySelector('.legendtoggle').getBoundingClientRect();
+  return [box.left + box.width / 2, box.top + box.height / 2];
+})()"""
 
 HELD = """
 const later = window.setTimeout;
@@ -172,10 +186,20 @@ def test_a_page_that_is_rewritten_reloads_itself_and_keeps_the_view(tmp_path: Pa
     with browser(tmp_path / "profile") as page:
         page.call("Page.addScriptToEvaluateOnNewDocument", source=HELD)
         page.open(file)
+        x, y = page.value(LEGEND)
+        for event in ("mousePressed", "mouseReleased"):
+            page.call("Input.dispatchMouseEvent", type=event, x=x, y=y, button="left", clickCount=1)
+        page.value("window.clicked.then(() => 0)")
         page.value(CHOOSE)
         chosen = page.value(VIEW)
         assert chosen["kind"] == "val"
         assert (len(chosen["rows"]), len(chosen["open"]), chosen["every"]) == (5, 1, True)
+        # A click in a legend hid the first arm; the fourth was pinned, which shows it.
+        hidden = page.value("document.querySelector('.arm label.hidden-arm span').textContent")
+        assert hidden == "1f1b muon lr 0.001"
+        assert len(chosen["pinned"]) == 1
+        assert set(chosen["pinned"]) < set(chosen["shown"])
+        assert len(set(chosen["colours"])) == 2
         assert (chosen["zoom"], chosen["gap"], chosen["scroll"]) == ([1.5, 3.5], [100, 900], 500)
         end(run)
         rewrite(reload=None)
