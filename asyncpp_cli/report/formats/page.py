@@ -385,9 +385,9 @@ def _encoded(cells: Sequence[CellResult], figures: Mapping[str, Any], bins: int,
             "dash": style.dash,
             "marker": style.marker,
             "val_loss": fields["val_loss"],
+            "without_loss": _without_loss(cell, status=fields["status"]),
             "axes": {key: value_text(cell.value(key)) for key in varying},
             "diverged": diverged(cell),
-            "without_loss": _without_loss(cell, status=fields["status"]),
             "runs": [_run_data(run, bins) for run in cell.runs],
         }
         for cell, fields, name, style, rank in drawn
