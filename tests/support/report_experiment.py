@@ -69,6 +69,7 @@ def metrics(
         "attempt": 1,
         "step": 0,
         "time": 0.0,
+        "commit": None,
         "torch": "2.13.0",
         "python": "3.11.9",
         "host": "node7",
