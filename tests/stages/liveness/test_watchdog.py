@@ -93,7 +93,7 @@ def test_a_factory_that_loops_at_import_is_noticed(
     told.messages = []  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "told", told)
     config = small_config("2bw")
-    config = changed(config, {"site.timeout": 0.05, "model.factory": "looping_model:make"})
+    config = changed(config, {"site.start_timeout": 0.05, "model.factory": "looping_model:make"})
     with pytest.raises(FactoryError):
         replay(config, recorder=Rows(), on_stall=told.messages.append)
     assert "while building the model; " in told.messages[0]
