@@ -310,7 +310,7 @@ class CellResult:
             return None
         speeds = [math.log(speed) for run in self.completed if (speed := run.measurement.tokens_per_second)]
         interval = paired(speeds if len(speeds) > 1 else _log_rates(self.completed))
-        return None if interval is None else interval.around(math.log(self.tokens_per_second.mean)).exp
+        return None if interval is None else interval.as_factors(self.tokens_per_second.mean)
 
     @cached_property
     def bubble(self) -> Spread | None:
@@ -377,9 +377,7 @@ class CellResult:
         if interval is None:
             samples = [spread(_log_rates(cell.completed)) for cell in (self, self.fastest)]
             over_segments = welch(samples[0], samples[1]) if samples[0] and samples[1] else None
-            if over_segments is None:
-                return None
-            interval = over_segments.around(math.log(self.throughput_ratio))
+            return None if over_segments is None else over_segments.as_factors(self.throughput_ratio)
         return interval.exp
 
     @property

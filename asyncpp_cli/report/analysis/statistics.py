@@ -54,14 +54,17 @@ class Interval:
     def half_width(self) -> float:
         return (self.high - self.low) / 2
 
-    def around(self, middle: float) -> Interval:
-        """The interval with this middle: a speed is no plain mean of segments of different lengths."""
-        return Interval(low=middle - self.half_width, high=middle + self.half_width)
-
     @property
     def exp(self) -> Interval:
         """The interval of the quantity whose logarithm has this one."""
         return Interval(low=exp(self.low), high=exp(self.high))
+
+    def as_factors(self, middle: float) -> Interval:
+        """The interval around a positive number whose logarithm has one as wide as this.
+
+        By products, so that rounding leaves the number inside: it may be without width.
+        """
+        return Interval(low=middle * exp(-self.half_width), high=middle * exp(self.half_width))
 
     @property
     def holds_zero(self) -> bool:

@@ -174,6 +174,13 @@ def test_an_interval_over_segments_of_different_lengths_is_around_the_speed() ->
     assert delayed.throughput_interval.low < 1.5 < delayed.throughput_interval.high
 
 
+def test_a_speed_of_equal_segments_is_inside_its_interval() -> None:
+    cells, _ = aggregate([timed("1f1b", 500.0, 500.0), timed("2bw", 700.0, 700.0)])
+    assert [(row.below, row.above) for row in charts(cells)["throughput"].rows] == [(0, 0)] * 2
+    found = cells[1].throughput_interval
+    assert found.low <= cells[1].throughput_ratio <= found.high
+
+
 def test_a_run_without_a_speed_is_no_run_of_speed_zero() -> None:
     cell = last(run("1f1b", speed=990.0), run("1f1b", speed=1010.0, seed=1), run("1f1b", seed=2))
     assert cell.tokens_per_second.mean == pytest.approx(1000.0)

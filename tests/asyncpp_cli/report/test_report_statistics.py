@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
 from asyncpp_cli.report.analysis.statistics import (
     CONFIDENCE,
+    Interval,
     paired,
     spread,
     t_probability,
@@ -66,3 +67,13 @@ def test_one_run_or_a_diverged_one_has_no_interval_and_equal_runs_one_without_wi
     assert [paired([0.5]), paired([0.5, math.inf])] == [None] * 2
     found = welch(spread([2.0, 2.0]), spread([1.5, 1.5]))
     assert (found.low, found.high) == (0.5, 0.5)
+
+
+@given(st.floats(1e-9, 1e12), st.floats(0, 800))
+@example(500.0, 0.0)
+def test_a_number_is_inside_its_interval_of_factors(number: float, half_width: float) -> None:
+    """The exponential of the logarithm of 500 is below 500: an error bar to that end had a negative length."""
+    found = Interval(low=-half_width, high=half_width).as_factors(number)
+    assert found.low <= number <= found.high
+    if 0 < half_width < 300:
+        assert math.log(found.high / number) == pytest.approx(half_width, abs=1e-9)
