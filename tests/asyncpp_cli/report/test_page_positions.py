@@ -219,6 +219,8 @@ def test_axe_finds_nothing(page: Page, written: Path, scheme: str) -> None:
 @pytest.mark.slow
 def test_no_button_sends_anything(page: Page, written: Path) -> None:
     """Also none of plotly's: a chart would go to another address by a window of its own."""
+    page.requests.clear()
+    page.open(written)
     titles = set(page.value("[...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)"))
     saved = {"Download plot", "Download the numbers as CSV"}
     assert titles == saved | {"Zoom", "Pan", "Zoom in", "Zoom out", "Autoscale", "Reset axes"}

@@ -72,7 +72,7 @@ def test_one_run_or_a_diverged_one_has_no_interval_and_equal_runs_one_without_wi
 @given(st.floats(1e-9, 1e12), st.floats(0, 800))
 @example(500.0, 0.0)
 def test_a_number_is_inside_its_interval_of_factors(number: float, half_width: float) -> None:
-    """The exponential of the logarithm of 500 is below 500: an error bar to that end had a negative length."""
+    """The exponential of the logarithm of 500 is below 500, and so was the end of an error bar."""
     found = Interval(low=-half_width, high=half_width).as_factors(number)
     assert found.low <= number <= found.high
     if 0 < half_width < 300:
