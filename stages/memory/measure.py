@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.tensor import DTensor
 
 from stages.config.run_config import RunConfig
 from stages.data.batches import whole_sequences
@@ -26,8 +25,10 @@ from stages.pipeline.build import Rank, dtypes
 from stages.pipeline.stage_pass import InputGradient, graph_input
 from stages.pipeline.warm_up import leaving_no_trace
 from stages.update.optimizer_step import StageState
-from stages.weights.sharded_weights import ShardedWeights
 from stages.weights.weight_versions import WeightVersions
+
+if TYPE_CHECKING:
+    from stages.weights.sharded_weights import ShardedWeights
 
 
 class SavedTensors:
@@ -82,7 +83,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 def _weights(module: Stage) -> Iterator[Tensor]:
     """The weights of a module where they are now: in a shard of this process, or gathered."""
     for parameter in module.parameters():
-        yield parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        yield parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 KINDS = tuple(kind.name for kind in fields(StageMemory))
@@ -305,11 +306,11 @@ class MemoryMeter:
                 place,
                 permanent=[*permanent, *tensors_in(place)],
             )
-            if isinstance(state.weights, ShardedWeights):
+            if state.weights.is_sharded:
                 # torch has begun an iteration, which ends with a backward.
                 output.backward()
                 state.weights.gradient_buffer.flat.zero_()
-                state.weights.hide()
+                cast("ShardedWeights", state.weights).hide()
             if deferred is None:
                 return whole, 0, recomputed
             start = given if given.requires_grad else replica.parameters[0]
@@ -349,7 +350,7 @@ class MemoryMeter:
                 self._config.model,
                 recompute="none",
                 compiled=compiled,
-                sharded=isinstance(weights, ShardedWeights),
+                sharded=weights.is_sharded,
             )
         for index in module.blocks:
             saved = SavedTensors()

@@ -25,7 +25,6 @@ from stages.update.optimizer_step import StageState, StageUpdate
 from stages.update.rank_stats import StepResult
 from stages.update.update_phases import UpdateContext, UpdateRules
 from stages.update.update_stream import OneStream, streams_of
-from stages.weights.sharded_weights import ShardedWeights
 from stages.weights.tied_head import TiedHead
 from stages.weights.weight_versions import WeightVersions
 
@@ -140,6 +139,9 @@ def _stage_state(run: Resolved, stage: int, connection: Connection, *, device: t
     }
     weights: WeightVersions
     if connection.sharding is not None:
+        # torch imports sympy with it: seconds in every process.
+        from stages.weights.sharded_weights import ShardedWeights
+
         weights = ShardedWeights(
             config.model,
             run.cuts[stage],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,9 @@ from stages.data.batches import Batches
 from stages.model.head_shard import HeadShard, merge_parts
 from stages.update.optimizer_step import StageState
 from stages.weights.flat_buffers import members_of
-from stages.weights.sharded_weights import ShardedWeights
+
+if TYPE_CHECKING:
+    from stages.weights.sharded_weights import ShardedWeights
 
 HOP = 1.5
 """Time from one stage's forward to the next one's, in forwards."""
@@ -153,7 +155,7 @@ def evaluate(
         return None
     for state in stages.values():
         # All processes gather weights as often.
-        if isinstance(state.weights, ShardedWeights) and len(own_microbatches) < -(-len(read) // data.size):
+        if state.weights.is_sharded and len(own_microbatches) < -(-len(read) // data.size):
             tokens, targets = batches.validation(0, count=1)
             state.weights.replicas[0].module(tokens, state.weights.newest().routing(), targets=targets)
     return (yield from _gathered(losses, program.microbatches, connection, batches))
@@ -193,10 +195,10 @@ def _whole_weights(
     """The stage's evaluation weights, or their average, by parameter name, gathered from the data ranks that
     own them."""
     weights, owned = state.weights, evaluation_weights(state, dtype=dtype, averaged=averaged)
-    if isinstance(weights, ShardedWeights):
+    if weights.is_sharded:
         # Its module has the weights; an average takes their place until the end of the evaluation.
         if averaged:
-            weights.show(list(owned.values()))
+            cast("ShardedWeights", weights).show(list(owned.values()))
         return {}
     if connection.data.size == 1 and list(owned) == weights.names:
         return owned

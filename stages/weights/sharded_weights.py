@@ -71,6 +71,7 @@ class ShardedWeights(WeightVersions):
     """
 
     reduces_early = False
+    is_sharded = True
 
     def __init__(
         self,

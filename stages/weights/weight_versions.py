@@ -170,6 +170,8 @@ class WeightVersions:
         self._point_gradients()
 
     reduces_early = True
+    is_sharded = False
+    """Whether torch's `fully_shard` holds the weights, as in `ShardedWeights`."""
     """Whether the sum over data ranks may begin within the last backward."""
 
     def reduce(self, data: Group, gradient: GradientBuffer, *, early: bool) -> Reduction:
