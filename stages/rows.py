@@ -242,12 +242,12 @@ def parsed(line: bytes) -> Row | None:
     """The row in a line; None for one of a kind that this version does not have.
 
     Raises:
-        TornError: the line is no JSON object with a kind.
+        TornError: the line is no JSON object whose kind is text.
         RowError: the row lacks a field of its kind, or has a value of another type in it.
     """
     try:
         row: Row = _decoder.decode(line)
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return _parsed_as_python_writes(line)
     return row
 
@@ -256,9 +256,10 @@ def _parsed_as_python_writes(line: bytes) -> Row | None:
     """The row in a line that may have NaN and Infinity, which are no JSON; or what is wrong with the line."""
     try:
         values = json.loads(line)
+        json.dumps(values, ensure_ascii=False).encode()  # half of a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise TornError from error
-    if not isinstance(values, dict) or "kind" not in values:
+    if not isinstance(values, dict) or not isinstance(values.get("kind"), str):
         raise TornError
     if values["kind"] not in _KINDS:
         return None

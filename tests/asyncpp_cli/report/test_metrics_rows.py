@@ -26,7 +26,7 @@ from stages.rows import RowError
 
 def written(folder: Path, text: str) -> Run:
     run = Run(folder)
-    run.metrics_file.write_text(text)
+    run.metrics_file.write_text(text, errors="surrogateescape")
     return run
 
 
@@ -128,7 +128,14 @@ def test_the_columns_are_the_fields_of_a_step_row() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["[" * 100_000, '{"a":' * 100_000, '{"kind": "eval", "step": ' + "9" * 5000 + "}"]
+    "line",
+    [
+        *("[" * 100_000, '{"a":' * 100_000, '{"kind": "eval", "step": ' + "9" * 5000 + "}"),
+        *(f'{{"kind": {value}}}' for value in ("[]", "{}", "null", "1", "true", "NaN", '["step"]')),
+        # Halves of a surrogate pair, and a byte that begins no character.
+        *('{"kind": "start", "step": 0, "host": "\\ud800"}', '{"kind": "end", "step": "\\ud800"}'),
+        *('{"kind": "end", "\\ud800": 1}', '{"kind": "end\udcff"}', '{"kind": "end", "step": "\udcff"}'),
+    ],
 )
 def test_a_line_that_no_reader_can_parse_is_a_torn_line(line: str, tmp_path: Path) -> None:
     rows = metrics()
