@@ -220,9 +220,9 @@ def _axis_keys(template: Template) -> list[str]:
 def _configs(template: Template) -> Iterator[tuple[RunConfig, Settings]]:
     """Each cell's configuration, and the settings of the template that it has.
 
-    Says which conditions of the template match no cell.
+    Says which conditions of the template match no cell, but for those that are moot.
     """
-    idle = conditions(template)
+    idle = {place: each for place, each in conditions(template).items() if place not in template.moot}
     base, base_layer = _applied(RunConfig(), template.base, {}, template, where="")
     points: Iterator[tuple[Settings, bool]] = itertools.chain(
         ((point, True) for point in _product(template)), ((point, False) for point in template.include)

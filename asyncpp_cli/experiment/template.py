@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -87,9 +87,12 @@ class Template:
     end."""
     text: str | None = None
     """What came through a pipe; None: the text is that of the file `source`."""
+    moot: frozenset[str] = frozenset()
+    """Places of the file's conditions on keys to which the command line gave other values: who leaves out a
+    schedule knows that its exceptions fall away."""
 
 
-_NO_KEYS = ("source", "folder", "text")
+_NO_KEYS = ("source", "folder", "text", "moot")
 _OWN_KEYS = tuple(each.name for each in fields(Template) if each.name not in _NO_KEYS)
 """Keys of a template that are no settings; in its file `base` names the template that it starts from."""
 
@@ -150,7 +153,7 @@ def load(name: str, changes: Iterable[str]) -> Template:
     """
     text = _piped(name)
     file = _PIPE if text is not None else find_template("experiments", name, beside=None)
-    template = _loaded(file, (), text)
+    written = template = _loaded(file, (), text)
     changed = set()
     for change in changes:
         template = _changed(template, change)
@@ -158,7 +161,22 @@ def load(name: str, changes: Iterable[str]) -> Template:
         key = canonical(rest) if section == "matrix" else canonical(f"{section}.{rest}".rstrip("."))
         changed.add(("matrix: " if section == "matrix" else "", key))
     refuse_all(_mistakes(template, changed))
-    return replace(template, text=text)
+    return replace(template, text=text, moot=frozenset(_moot(written, template)))
+
+
+def _moot(written: Template, template: Template) -> Iterator[str]:
+    before, after = _values_of(written), _values_of(template)
+    others = {key for key in before | after if before.get(key) != after.get(key)}
+    own = conditions(written)
+    for place, condition in conditions(template).items():
+        if condition == own.get(place) and condition.keys() & others:
+            yield place
+
+
+def _values_of(template: Template) -> dict[str, Any]:
+    """What a template gives the cells of its product, by key: a value, or those of an axis."""
+    axes = {key: values for group in (template.matrix, *template.zip) for key, values in group.items()}
+    return template.base | axes
 
 
 _PIPE = Path("piped template")

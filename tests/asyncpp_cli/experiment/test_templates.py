@@ -240,6 +240,30 @@ def test_a_condition_without_effect_is_said_once(tmp_path: Path, capsys: pytest.
     ]
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([], ["overrides[0].when (seed=7)"]),
+        (["matrix.schedule=[2bw]"], ["overrides[0].when (seed=7)"]),
+        (["~matrix.error_feedback", "schedule=2bw"], ["overrides[0].when (seed=7)"]),
+        (["matrix={schedule: 2bw, seed: 1}", "train.steps=20"], []),
+        # What the command line itself states is its own mistake.
+        (["matrix.seed=[1]", "exclude=[{schedule: 1f1b, seed: 3}]"], ["exclude[0] (schedule=1f1b, seed=3)"]),
+    ],
+)
+def test_a_condition_on_what_the_command_line_changed_may_match_no_cell(
+    changes: list[str], said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = START | {
+        "matrix": {"schedule": ["1f1b", "2bw"], "error_feedback": [False, True], "seed": [0]},
+        "exclude": [{"schedule": "1f1b", "error_feedback": True}],
+        "overrides": [{"when": {"seed": 7}, "set": {"optimizer.lr": 1e-3}}],
+    }
+    cells_of(tmp_path, content, *changes)
+    found = [line.partition("template.yaml: ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert found == [f"{each} matches no cell" for each in said]
+
+
 def test_a_path_may_begin_with_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
