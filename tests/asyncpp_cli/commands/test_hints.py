@@ -215,9 +215,12 @@ ELSEWHERE = {
     "launch/start.py:launch_on_cluster: cancel": "cluster/test_cluster_failures.py",
     "tune/tuning.py:_on_cluster: status": "cluster/test_cluster_tune.py",
     "tune/tuning.py:submit_due: tune --site": "cluster/test_cluster_tune.py",
-    "launch/start.py:launch_locally: cancel": "asyncpp_cli/launch/test_cancel_and_retry.py",
+    "launch/start.py:_say_interrupted: cancel": "asyncpp_cli/launch/test_two_launchers.py",
     "launch/start.py:resume_command: launch": "asyncpp_cli/commands/test_hints.py",
     "launch/start.py:resume_command: tune": "asyncpp_cli/commands/test_hints.py",
+    "report/analysis/verdict.py:_in_further_lengths: sweep --out": "asyncpp_cli/report/test_verdict.py",
+    "report/analysis/verdict.py:_in_further_lengths: launch": "asyncpp_cli/report/test_verdict.py",
+    "report/analysis/verdict.py:_in_further_lengths: report": "asyncpp_cli/report/test_verdict.py",
     "report/analysis/verdict.py:_with: sweep --out": "asyncpp_cli/report/test_verdict.py",
     "report/analysis/verdict.py:_with: launch": "asyncpp_cli/report/test_verdict.py",
     "report/analysis/summary.py:_slowest_sentences: plan --balance": (
