@@ -110,6 +110,9 @@ def read_help(app: typer.Typer) -> None:
     for command in app.registered_commands:
         assert command.callback is not None
         written = vars(command.callback).get("written_as", command.callback)
-        [function] = ast.parse(inspect.getsource(written)).body
+        # From 3.14 on `ast.parse` drops them, too.
+        module = compile(inspect.getsource(written), "", "exec", ast.PyCF_ONLY_AST, optimize=0)
+        assert isinstance(module, ast.Module)
+        [function] = module.body
         assert isinstance(function, ast.FunctionDef)
         command.callback.__doc__ = ast.get_docstring(function)
