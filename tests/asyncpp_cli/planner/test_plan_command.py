@@ -22,7 +22,7 @@ SMALL = ("plan", "nano", "data.context=128", "--tokens-per-step", "4096")
 @pytest.mark.slow
 def test_the_sentence_does_not_depend_on_what_is_listed() -> None:
     """A delay of one is named if it is faster, though more delay is faster still and fills the list."""
-    words = ("plan", "135m", "data.context=1024", "--gpus", "16", "--tokens-per-step", "65536")
+    words = ("plan", "360m", "data.context=1024", "--gpus", "16", "--tokens-per-step", "32768")
     said = []
     for rows in ("1", "8"):
         found = succeeded(*words, "--rows", rows)
