@@ -103,7 +103,8 @@ def _places(
             found = best_of(cuts, config, shared)
             yield False, found.step.seconds, found
             return
-        yield True, least, None
+        if not exceeds:
+            yield True, least, None
         found = own_estimate(config, shared)
         yield True, found.step.seconds, found
     except schedules.ScheduleError:

@@ -329,23 +329,26 @@ def diverged(cell: CellResult) -> bool:
 
 def _apart(lines: Sequence[Line]) -> list[Line]:
     """The lines; one on which later ones lie is wider, so that all are seen."""
-    drawn = [line for line in lines if line.high is None and line.opacity == 1]
-    found = []
-    for line in lines:
-        above = (
-            sum(_coincide(line, other) for other in drawn[drawn.index(line) + 1 :]) if line in drawn else 0
-        )
-        found.append(replace(line, width=line.width + 2.5 * min(above, 4)))
+    drawn = [
+        (place, np.array(line.y, dtype=np.float64))
+        for place, line in enumerate(lines)
+        if line.high is None and line.opacity == 1
+    ]
+    found = list(lines)
+    for number, (place, y) in enumerate(drawn):
+        line = lines[place]
+        others = [each for later, each in drawn[number + 1 :] if lines[later].arm != line.arm]
+        above = sum(_coincide(y, each) for each in others)
+        found[place] = replace(line, width=line.width + 2.5 * min(above, 4))
     return found
 
 
-def _coincide(one: Line, other: Line) -> bool:
+def _coincide(one: Floats, other: Floats) -> bool:
     """Whether two lines are nowhere farther apart than 0.5% of the first one's range."""
-    if one.arm == other.arm or len(one.y) != len(other.y):
+    if len(one) != len(other):
         return False
-    y, other_y = (np.array(line.y, dtype=np.float64) for line in (one, other))
-    near = np.abs(y - other_y) <= 0.005 * (np.nanmax(y) - np.nanmin(y))
-    return bool((near | (np.isnan(y) & np.isnan(other_y))).all())
+    near = np.abs(one - other) <= 0.005 * (np.nanmax(one) - np.nanmin(one))
+    return bool((near | (np.isnan(one) & np.isnan(other))).all())
 
 
 def _of_losses(lines: Sequence[Line], arms: Sequence[Arm], **further: Any) -> Chart:
