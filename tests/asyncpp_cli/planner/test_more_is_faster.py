@@ -47,6 +47,15 @@ def test_more_is_not_slower(
     # A cut is taken for the sake of memory, and left if another is no faster than this.
     most = seconds / (1 - WORTH_A_CUT)
     assert fastest(model, gpu, **asked | {"limit_gb": 1.5 * limit_gb}) <= most
-    assert fastest(model, replace(gpu, network_gbs=2 * network_gbs), **asked) <= most
     assert fastest(model, replace(gpu, link_gbs=2 * gpu.link_gbs), **asked) <= most
     assert fastest(model, gpu, **asked | {"gpus": 2 * gpus}) <= most
+
+
+@pytest.mark.slow
+@settings(max_examples=3, deadline=None)
+@given(device=st.sampled_from(["h100", "rtx4090"]), network_gbs=st.floats(0.5, 4.0))
+def test_a_faster_network_is_faster_between_nodes_of_one_gpu(device: str, network_gbs: float) -> None:
+    gpu = replace(DEVICES[device], network_gbs=network_gbs, node_gpus=1)
+    asked = {"gpus": 4, "tokens": 4 * 4 * 1024, "limit_gb": 20.0}
+    seconds = fastest("135m", gpu, **asked)
+    assert fastest("135m", replace(gpu, network_gbs=2 * network_gbs), **asked) < seconds
