@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
 
 Numbers = list[float | None]
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""As large as a column of a data frame holds."""
 
 WRITTEN_AS_NULL = {
     "commit",
@@ -63,14 +66,14 @@ class Source(Part, frozen=True, kw_only=True):
 
     share: float
     """Share of the sequences, in 0..1."""
-    tokens: int
+    tokens: Count
 
 
 class ValidationSet(Part, frozen=True, kw_only=True):
     """What is evaluated of a validation set."""
 
-    tokens: int
-    evaluated_tokens: int
+    tokens: Count
+    evaluated_tokens: Count
     bytes_per_token: float | None = None
     unigram_bits_per_byte: float | None = None
     sha256: str
@@ -80,10 +83,10 @@ class Start(Row, tag="start", frozen=True, kw_only=True):
     """What is known when training begins, or resumes."""
 
     run: str | None = None
-    attempt: int | None = None
-    step: int
+    attempt: Count | None = None
+    step: Count
     """Steps done; more than 0 if the attempt resumes from a checkpoint."""
-    updates: int | None = None
+    updates: Count | None = None
     """Updates done."""
     time: float | None = None
     """Seconds since 1970."""
@@ -93,21 +96,21 @@ class Start(Row, tag="start", frozen=True, kw_only=True):
     python: str | None = None
     host: str | None = None
     device: str | None = None
-    threads: int | None = None
+    threads: Count | None = None
     replayed: bool | None = None
     """Whether one process ran all ranks in turn: its times say nothing about a pipeline."""
     shared_gpu: bool | None = None
     compiled: bool | None = None
     warm_up_seconds: float | None = None
     """Seconds of the writing process before training."""
-    parameters: int | None = None
-    active_parameters: int | None = None
-    stage_parameters: list[int] | None = None
-    rank_of_stage: list[int] | None = None
-    microbatches: int | None = None
-    microbatch_size: int | None = None
-    context: int | None = None
-    tokens_per_step: int | None = None
+    parameters: Count | None = None
+    active_parameters: Count | None = None
+    stage_parameters: list[Count] | None = None
+    rank_of_stage: list[Count] | None = None
+    microbatches: Count | None = None
+    microbatch_size: Count | None = None
+    context: Count | None = None
+    tokens_per_step: Count | None = None
     bytes_per_token: float | None = None
     """Bytes per token of the headline's text; None if the data does not say."""
     unigram_bits_per_byte: float | None = None
@@ -130,9 +133,9 @@ class Start(Row, tag="start", frozen=True, kw_only=True):
 class Step(Row, tag="step", frozen=True, kw_only=True, gc=False):
     """An update of the last stage."""
 
-    step: int
+    step: Count
     """Updates done."""
-    tokens: int
+    tokens: Count
     """Trained on so far."""
     train_loss: float | None
     """Nats per token."""
@@ -158,8 +161,8 @@ class SetLoss(Part, frozen=True, kw_only=True):
 class Evaluation(Row, tag="eval", frozen=True, kw_only=True):
     """An evaluation, with the loss of the headline."""
 
-    step: int
-    tokens: int
+    step: Count
+    tokens: Count
     """Trained on so far."""
     val_loss: float
     val_loss_error: float | None = None
@@ -173,18 +176,18 @@ class Evaluation(Row, tag="eval", frozen=True, kw_only=True):
 class Experts(Part, frozen=True, kw_only=True):
     """The load of experts in a segment, as lists by block of experts."""
 
-    blocks: list[int]
+    blocks: list[Count]
     max_over_mean: list[float]
     entropy: list[float]
-    never_chosen: list[int]
+    never_chosen: list[Count]
 
 
 class Segment(Row, tag="segment", frozen=True, kw_only=True):
     """What the ranks measured from a start to a drain."""
 
-    first_step: int
-    steps: int
-    steady_tokens: int
+    first_step: Count
+    steps: Count
+    steady_tokens: Count
     steady_seconds: float
     busy: Numbers
     """For each rank, the share of the steady time in which it did not wait; empty in a replay."""
@@ -194,12 +197,12 @@ class Segment(Row, tag="segment", frozen=True, kw_only=True):
     """Seconds of a micro-batch, by rank, then by data rank."""
     hosts: list[list[str]] | None = None
     """By rank, then by data rank; None if there is one."""
-    delay_min: list[int | None] | None = None
-    delay_max: list[int | None]
+    delay_min: list[Count | None] | None = None
+    delay_max: list[Count | None]
     """By stage, in updates; None for a stage that made none."""
-    mismatch_max: list[int]
+    mismatch_max: list[Count]
     """By stage, in versions."""
-    memory: dict[str, list[int]] | None = None
+    memory: dict[str, list[Count]] | None = None
     """Bytes by kind."""
     experts: Experts | None = None
     load_per_core: float | None = None
@@ -215,14 +218,14 @@ class Segment(Row, tag="segment", frozen=True, kw_only=True):
 class Pause(Row, tag="pause", frozen=True, kw_only=True):
     """The run pauses, after an evaluation and a checkpoint."""
 
-    step: int
+    step: Count
     seconds: float | None = None
 
 
 class End(Row, tag="end", frozen=True, kw_only=True):
     """The run is complete."""
 
-    step: int
+    step: Count
     seconds: float | None = None
     weights_sha256: str | None = None
     """Hash over all parameters, by name."""

@@ -11,9 +11,9 @@ import polars as pl
 from msgspec import structs
 
 from asyncpp_cli.runs.run_folder import Run
-from stages.rows import End, Evaluation, Pause, Row, Segment, Start, Step, read
+from stages.rows import Count, End, Evaluation, Pause, Row, Segment, Start, Step, read
 
-_COLUMN_TYPES = {int: pl.Int64(), float: pl.Float64(), bool: pl.Boolean()}
+_COLUMN_TYPES = {Count: pl.Int64(), float: pl.Float64(), bool: pl.Boolean()}
 
 
 def _column_type(annotation: Any) -> pl.DataType:

@@ -103,6 +103,16 @@ def test_a_load_that_is_no_number_damages_its_run_alone(tmp_path: Path) -> None:
     assert "has a row of another form" in " ".join(to_text(report_of(experiment.folder)).split())
 
 
+@pytest.mark.parametrize("step", [-1, 2**63, 10**30])
+def test_a_step_that_no_column_holds_damages_its_run_alone(tmp_path: Path, step: int) -> None:
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    rows = metrics()
+    rows[1]["step"] = step
+    experiment.add(settings("1f1b", "muon"), rows=rows)
+    experiment.add(settings("2bw", "muon"))
+    assert [cell["status"] for cell in cells_of(experiment.folder)] == ["damaged", "completed"]
+
+
 @settings_of_hypothesis(max_examples=100, deadline=None)
 @given(st.permutations(["1f1b", "2bw"]), st.integers(0, 10), st.integers(0, 100), JSON, st.booleans())
 @pytest.mark.slow
