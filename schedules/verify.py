@@ -323,7 +323,7 @@ def _read_problem(action: Action, newest: int, initial: tuple[int, ...], problem
 def _embedding_problems(
     action: Action, state: _StageState, interval: int, problem: _Report
 ) -> Iterator[_Problem]:
-    """Of a shard's look-up, or of the gradient of one; notes it in `state`."""
+    """Problems of a head shard's embedding look-up or its gradient; notes the micro-batch in `state`."""
     stage, op, microbatch, version = action
     if op is Op.EMBED:
         if microbatch in state.embedded:

@@ -15,7 +15,7 @@ import msgspec
 Numbers = list[float | None]
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""As large as a column of a data frame holds."""
+"""A number of things, as large as a column of a data frame holds."""
 
 WRITTEN_AS_NULL = {
     "commit",

@@ -201,7 +201,7 @@ class TrainingLoop:
             for rank in self._ranks:
                 rank.executor.around = self._profiler.around
         self._seconds = 0.0
-        """Of training, since the start of the run."""
+        """Seconds of training since the start of the run."""
         self._segment_started = 0.0
 
     def run(self) -> TrainingResult:

@@ -157,6 +157,26 @@ def test_no_files_and_no_folders_import_each_other() -> None:
     assert mutual == faces
 
 
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, text) of the docstrings of a syntax tree, those behind fields and constants among them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            if isinstance(node.value.value, str):
+                yield node.lineno, node.value.value
+
+
+def test_docstrings_stand_alone() -> None:
+    """They name what they are about; one that begins so is understood only with the line before."""
+    leaning = [
+        f"{file.relative_to(ROOT)}:{line}"
+        for package in MAY_IMPORT
+        for file in python_files(package)
+        for line, text in docstrings(ast.parse(file.read_text(encoding="utf-8")))
+        if re.match(r"\s*(Of|As|Likewise|The same|See)\b", text)
+    ]
+    assert leaning == []
+
+
 def links(document: Path) -> Iterator[str]:
     text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
     yield from re.findall(r"\]\(([^)\s]+)\)", text)

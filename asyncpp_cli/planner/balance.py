@@ -37,13 +37,13 @@ class Balance(NamedTuple):
     whole: float
     """Efficiency with stages of whole blocks: mean multiply-adds of a stage over those of the largest."""
     within: float
-    """The same where a stage may begin and end within a block, and the last may have the head alone."""
+    """Efficiency where a stage may begin and end within a block, and the last may have the head alone."""
     cut: list[float]
-    """The latter cut, as in `parallel.cut`."""
+    """The cut of `within`, as in `parallel.cut`."""
     sharded: float
-    """The same with the head in shards on all ranks."""
+    """Efficiency of stages cut within blocks, with the head in shards on all ranks."""
     sharded_cut: list[float]
-    """The latter cut."""
+    """The cut of `sharded`, as in `parallel.cut`."""
 
 
 def balances(config: RunConfig) -> Iterator[Balance]:
@@ -112,7 +112,7 @@ class MeasuredBalance(NamedTuple):
 
     @property
     def expected_efficiency(self) -> float:
-        """The same under `even_cut`."""
+        """Expected mean time of a rank over the largest under `even_cut`, in 0..1."""
         return sum(self.expected) / len(self.expected) / max(self.expected)
 
     def record(self) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class Expected:
         return None if self.threads is not None else self._rank_hours(config, steps)
 
     def core_hours(self, config: RunConfig, *, steps: int) -> float | None:
-        """The same on CPUs: hours times the cores of all ranks."""
+        """Core-hours of these steps on CPUs: hours times the cores of all ranks; None on GPUs."""
         hours = self._rank_hours(config, steps)
         return None if self.threads is None or hours is None else hours * self.threads
 

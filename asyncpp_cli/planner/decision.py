@@ -46,7 +46,7 @@ class Best:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Seconds of a step."""
         return self.layout.step.seconds
 
     @property
@@ -62,7 +62,7 @@ class Point:
     gpus: int
     tokens_per_step: int
     best: dict[str, Best | None]
-    """Of pipelines, by `KINDS`."""
+    """The best pipeline of each of `KINDS`; None: none fits."""
     sharded: Best | None
     """FSDP or HSDP; None as well where links are not known."""
     larger_batch: Best | None

@@ -56,18 +56,18 @@ class Sharded:
     """With the micro-batches of a rank, and all ranks as `parallel.data`."""
     sharding: Sharding
     seconds: float
-    """Of a step."""
+    """Seconds of a step."""
     alone: float
-    """Of a step if exchanges took no time."""
+    """Seconds of a step if exchanges took no time."""
     of_rank: dict[str, int]
-    """As `memory` in `sharding` has it, bytes."""
+    """Bytes of the fullest rank by kind (`asyncpp_cli.planner.sharding.memory`)."""
     cut: tuple[float, ...] = ()
     """None: it has no stages."""
     rank_of_stage: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
-        """Of the layout, in tables."""
+        """The layout's name in tables."""
         kind = "fsdp" if self.sharding.replicas == 1 else "hsdp"
         return kind + ", weights kept" * (not self.sharding.reshard)
 
@@ -78,7 +78,7 @@ class Sharded:
 
     @property
     def step(self) -> StepTime:
-        """As of a pipeline: its bubble is what exchanges cost."""
+        """Time of a step; its bubble is what exchanges cost."""
         return StepTime(seconds=self.seconds, bubble=self.lost)
 
     @property
@@ -88,7 +88,7 @@ class Sharded:
 
     @property
     def memory(self) -> tuple[dict[str, int], ...]:
-        """As of a pipeline, of the fullest rank; the others are alike."""
+        """Bytes by kind of the fullest rank alone; the others are alike."""
         return (self.of_rank,)
 
     @property
@@ -98,7 +98,7 @@ class Sharded:
 
     @property
     def rank_gb(self) -> list[float]:
-        """Of the fullest rank; the others are alike."""
+        """Memory of the fullest rank alone, 10^9 bytes; the others are alike."""
         return [self.memory_gb]
 
     def exceeds(self, limit_gb: float) -> bool:
@@ -107,7 +107,7 @@ class Sharded:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all ranks."""
+        """Tokens per second of all ranks together."""
         return tokens_per_step(self.config) / self.seconds
 
     @property

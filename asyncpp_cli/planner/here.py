@@ -25,11 +25,11 @@ from stages.config.segments import as_data_ranks
 from stages.shape.families import describe
 
 _MOST_FLOPS = 2e10
-"""Of a micro-batch through the whole model, to be measured: about a second on a core."""
+"""Most FLOPs of a micro-batch through the whole model that is measured: about a second on a core."""
 _START_SECONDS = 3.0
 """From a run's start to its first step, and from its last step to its end."""
 _LONG_FLOPS = 1e12
-"""Of runs that take about a minute."""
+"""FLOPs of runs that take about a minute."""
 _MEASURED: dict[str, Measured] = {}
 """What this process has measured, by `_kind`."""
 

@@ -29,7 +29,7 @@ class Listing:
     alike: int
     """How many others take as long as one of them, and differ from it in micro-batches and size alone."""
     best: dict[str, Estimate]
-    """Of all layouts that fit, the best pipelines by the kinds of `asyncpp_cli.planner.decision`."""
+    """The best pipelines of all layouts that fit, by the kinds of `asyncpp_cli.planner.decision`."""
     sharded: Sequence[Sharded]
     """The best of FSDP and of HSDP that fit, the faster one first."""
 

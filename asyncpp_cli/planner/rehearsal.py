@@ -43,16 +43,16 @@ class ComparedRank:
     planned: Counter[str] | None
     """Bytes of tensors by kind; None: the model is the user's own, which cannot be planned."""
     planned_flops: float | None
-    """Of the micro-batches that were rehearsed."""
+    """FLOPs planned for the micro-batches that were rehearsed."""
 
     @property
     def flops(self) -> float:
-        """Of the program's actions."""
+        """FLOPs of the program's actions that were rehearsed."""
         return sum(self.found.flops[phase] for phase in ("F", "B", "I", "W", "S", "T"))
 
     @property
     def difference(self) -> float | None:
-        """Of the peak from the plan, as a share of the plan."""
+        """Difference of the peak memory from the plan, as a share of the plan."""
         return None if self.planned is None else self.found.peak_bytes / sum(self.planned.values()) - 1
 
     @property
@@ -150,7 +150,7 @@ def _fullest_data_rank(config: RunConfig, stages: Sequence[int]) -> int:
 
 
 def _flops(config: RunConfig, stages: Sequence[int]) -> float:
-    """Of a micro-batch's forward and backward in these stages."""
+    """FLOPs of a micro-batch's forward and backward in these stages."""
     spec, cuts = describe(config.model), cut_of(config)
     parts = [spec.halves[half] for stage in stages for half in cuts[stage].halves]
     parts += [spec.head for stage in stages if cuts[stage].has_head]

@@ -79,7 +79,7 @@ def sharding_of(config: RunConfig) -> Sharding:
 
 
 def memory_of_run(config: RunConfig) -> dict[str, int]:
-    """As `memory`, of a run under `fsdp` or `hsdp`.
+    """Bytes by kind of the fullest rank of a run under `fsdp` or `hsdp`, as `memory` counts them.
 
     Raises:
         schedules.ScheduleError: its processes cannot share the micro-batches.
@@ -112,8 +112,10 @@ def _by_rule(settings: tuple[Any, ...], optimizer: str) -> tuple[Sequence[Parame
 
 
 def owned(parameters: Sequence[Parameter], ranks: int) -> Sequence[Parameter]:
-    """Of parameters that are not cut, those of the rank that owns most, if each goes to the rank with least
-    so far, the largest first."""
+    """The parameters of the rank that owns most, where parameters are not cut.
+
+    Each goes to the rank with least so far, the largest first.
+    """
     loads: list[tuple[int, int, list[Parameter]]] = [(0, rank, []) for rank in range(ranks)]
     for parameter in sorted(parameters, key=lambda parameter: -parameter.size):
         load, rank, of_rank = loads[0]

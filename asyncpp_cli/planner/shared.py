@@ -141,7 +141,7 @@ class Found:
 
 
 class Shared(Found):
-    """The same on one machine: times, too."""
+    """What is found once for a search on one machine: what `Found` has, and times."""
 
     def __init__(self, costs: CostModel) -> None:
         super().__init__()

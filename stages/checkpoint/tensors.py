@@ -170,7 +170,8 @@ class CheckpointReader:
             raise CheckpointError(f"{file} cannot be read ({' '.join(str(error).split())})") from error
 
     def _pieces(self, key: str, target: Tensor) -> Iterator[tuple[str, slice, Tensor]]:
-        """Of each saved tensor that has part of one: its key, the rows of it, and where they go."""
+        """The saved tensors that make up tensor `key`: each one's key, its rows to read, and the part of
+        `target` that they go to."""
         base, wanted = split_name(key)
         if base in self._tensors:
             yield base, slice(None) if wanted is None else slice(wanted.start, wanted.stop), target

@@ -57,8 +57,8 @@ two GPUs, on which `NCCL_MAX_CTAS` may bound it further.
 
 
 STAR_CTAS = 16
-"""The same of a communicator between one rank and all others, whose messages of a micro-batch are one launch:
-as many blocks as the open receives of a V have together. Not measured either."""
+"""Maximal number of thread blocks of a communicator between one rank and all others, whose messages of a
+micro-batch are one launch: as many blocks as the open receives of a V have together. Not measured."""
 
 
 class Refused(NamedTuple):

@@ -207,12 +207,12 @@ class DistributedLinks:
         self._actions: Sequence[Action] = ()
         self._waiting: Callable[[], Waiting] | None = None
         self.waited_for: Callable[[], Waiting] | None = None
-        """See `Links`."""
+        """Describes what the latest `receive` waited for; None: for nothing."""
         self._posted: dict[_Channel, dict[Message, tuple[Tensor, Work, Place]]] = {}
         self._from_all: Sequence[_Channel] = ()
         """Channels from all other ranks, of whose messages this one needs all at once."""
         self.most_message_bytes = 0
-        """See `Links`."""
+        """Peak bytes of messages held since `begin`."""
         self._sent: dict[_Channel, deque[tuple[Tensor, Work]]] = {}
         self._released: Counter[_Channel] = Counter()
 

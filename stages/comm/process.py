@@ -316,7 +316,7 @@ def _gpu(device: torch.device) -> list[str] | None:
 
 
 def _pci_address(device: torch.device) -> str:
-    """As in `0000:3b:00.0`."""
+    """A GPU's address on the PCI bus, such as `0000:3b:00.0`."""
     gpu: Any = torch.cuda.get_device_properties(device)  # torch's annotations lack the address
     return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
 

@@ -35,12 +35,12 @@ class Sharding:
     """Number of shards."""
     process: int
     processes: int
-    """All of the run."""
+    """Number of processes of the run."""
     mesh: DeviceMesh
     shards: Communicator | None
-    """Of the processes that hold the model together; None: one holds all of it."""
+    """Between the processes that hold the model together; None: one holds all of it."""
     replicas: Communicator | None
-    """Of those that hold the same shard, in the order of their groups; None: there is one group."""
+    """Between the processes that hold the same shard, in the order of their groups; None: one group."""
     everyone: Communicator | None
     note_wait: Callable[[float, float], None] = lambda began, ended: None
     """Told when the host has waited for torch's exchanges, from when to when, seconds of `time.perf_counter`;

@@ -101,7 +101,7 @@ def read_bytes(file: Path, *, most: int = MOST_BYTES, follow_links: bool = True)
 
 
 def read_text(file: Path, *, most: int = MOST_BYTES) -> str:
-    """As `read_bytes`, for UTF-8 text."""
+    """The content of a file of UTF-8 text; arguments and errors as for `read_bytes`."""
     try:
         return read_bytes(file, most=most).decode()
     except UnicodeDecodeError as error:

@@ -68,8 +68,11 @@ def as_trained(config: RunConfig) -> RunConfig:
 
 
 def as_data_ranks(config: RunConfig) -> RunConfig:
-    """The same steps by data ranks of a pipeline of one stage, which a run that `is_sharded` is estimated as:
-    without what gathering weights costs, and with whole weights; other runs as they are."""
+    """A run under fsdp or hsdp as plain data parallelism: a pipeline of one stage that takes the same steps.
+
+    Estimates of such a run start from it; they lack what gathering weights costs, and count whole weights.
+    Other runs are returned as they are.
+    """
     if not is_sharded(config):
         return config
     trained = as_trained(config)

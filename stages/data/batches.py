@@ -85,7 +85,8 @@ class Batches:
         return self._documents(self._train, self._train_starts(microbatch))
 
     def validation_documents(self, index: int, *, count: int, name: str = OWN_SPLIT) -> Documents | None:
-        """The same of a micro-batch of a validation set."""
+        """The documents of micro-batch `index` of `count` of a validation set; None: attention is not masked
+        by them."""
         starts = self._validation_starts(index, count=count, name=name)
         return self._documents(self._validation[name], starts)
 

@@ -39,10 +39,11 @@ class HeldOut:
 
     shards: tuple[Shard, ...]
     bytes_per_token: float | None
-    """See `Corpus`."""
+    """Mean over its text; None where the shards' format does not record it."""
     unigram_bits_per_byte: float | None
+    """Entropy of its bytes, the best that a model without context can reach; or None."""
     sha256: str
-    """Of its tokens; independent of its path."""
+    """Hash of its tokens; independent of its path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +52,9 @@ class Source:
 
     name: str
     share: float
-    """Of the sequences that are trained on, 0..1."""
+    """Share of the sequences that are trained on, 0..1."""
     tokens: int
-    """Of its train split."""
+    """Tokens in its train split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +68,16 @@ class Corpus:
     unigram_bits_per_byte: float | None
     """Entropy of the validation text's bytes, the best that a model without context can reach; or None."""
     sha256: str
-    """Of the tokens of both splits; identifies the corpus independent of its path."""
+    """Hash of the tokens of both splits; identifies the corpus independent of its path."""
     sets: Mapping[str, HeldOut] = field(default_factory=dict)
     """Further validation sets, by name."""
     end_of_document: int | None = None
     """Token that ends each document; None if it is not known."""
     sources: tuple[Source, ...] = ()
-    """Of a mixture, in the order in which `train` and `validation` have their splits."""
+    """Parts of a mixture, in the order in which `train` and `validation` have their splits."""
 
     def shards(self) -> list[Shard]:
-        """Of everything that a run reads."""
+        """All shards that a run reads."""
         sets = (shard for held_out in self.sets.values() for shard in held_out.shards)
         return [*self.train, *self.validation, *sets]
 
@@ -372,7 +373,7 @@ def _of_shards(files: tuple[Path, ...], config: DataConfig, *, cache: Path | Non
 
 
 def _sha256_of(splits: Mapping[str, Sequence[Shard]], *, cache: Path | None) -> str:
-    """Of the tokens of another project's shards."""
+    """Hash of the tokens of another project's shards, by split."""
     checksums = checksums_of([shard for shards in splits.values() for shard in shards], cache=cache)
     digest = hashlib.sha256()
     for split, shards in splits.items():

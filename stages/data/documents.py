@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_WINDOWS = 1024
+"""Most windows that the share of attention is estimated from."""
 MOST_TOKENS = 1 << 22
-"""Of windows that the share of attention is estimated from; of at least one window."""
+"""Most tokens in these windows; one window is read however long it is."""
 
 
 class Documents(NamedTuple):
@@ -25,12 +26,12 @@ class Documents(NamedTuple):
     """
 
     positions: Tensor
-    """Of each token in its document, int32 `(batch, context)`."""
+    """Each token's position in its document, int32 `(batch, context)`."""
     ends: Tensor
     """Number of tokens before each document, and before its end, int32 `(batch * context + 1,)`; what follows
     the last end is as large."""
     bounds: Tensor
-    """The same in host memory, int64, and behind it the number of documents."""
+    """`ends` in host memory, int64, and behind them the number of documents."""
 
 
 def documents_in(tokens: np.ndarray, *, end_of_document: int) -> tuple[np.ndarray, np.ndarray]:

@@ -55,14 +55,14 @@ class StageMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Bytes of one value."""
+    """Bytes of one value, by what it is part of."""
 
     master: int
-    """Of the master copy and the gradients."""
+    """Bytes of a value of the master copy or the gradients."""
     replica: int
-    """Of the weights computed with, and of activations."""
+    """Bytes of a value of the weights computed with, or of activations."""
     wide: int
-    """Of what is computed in at least float32: norms, attention's sums, the loss."""
+    """Bytes of a value that is computed in at least float32: norms, attention's sums, the loss."""
     fused: bool
     """Whether norms are a kernel each, which keeps no wide copies: on GPUs."""
 
@@ -91,9 +91,9 @@ class Course:
     versions: tuple[int, ...]
     mismatch: tuple[int, ...]
     in_flight: tuple[frozenset[tuple[int, int]], ...]
-    """As `stages.memory.in_flight` has them."""
+    """Numbers of micro-batches in flight, by stage (`stages.memory.in_flight`)."""
     moments: tuple[frozenset[Moment], ...]
-    """By rank, likewise."""
+    """Moments at which memory may be largest, by rank (`stages.memory.in_flight`)."""
 
 
 def course_of(programs: Sequence[Program], delays: Sequence[Staleness] | None = None) -> Course:

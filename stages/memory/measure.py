@@ -37,7 +37,7 @@ class SavedTensors:
     def __init__(self) -> None:
         self.kept: list[Tensor] = []
         self.made_again: list[list[Tensor]] = []
-        """Of each cheap part that ran again, as `stages.model.gradients.selective` reports it."""
+        """Tensors of each cheap part that ran again, as `stages.model.gradients.selective` reports them."""
 
     def keep(self, tensor: Tensor) -> Tensor:
         # With its graph, which holds this hook, it would be a circle that Python's collector does not see.
@@ -113,7 +113,7 @@ class RankMemory:
     versions: dict[int, int]
     """For each of its stages, the number of weight versions."""
     activations: int
-    """Of all its stages together, which need not hold their most at one time."""
+    """Peak bytes of activations of all its stages together, which need not hold their most at one time."""
     messages: int
     """Messages being received or sent; one that has been received belongs to its stage."""
     reduction: int

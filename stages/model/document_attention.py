@@ -187,7 +187,7 @@ def _counted(bounds: Tensor, query: Tensor) -> tuple[int, int]:
 
 
 def _documents(bounds: Tensor, query: Tensor) -> Iterator[tuple[slice, slice, slice]]:
-    """Of each document its sequence, its place there, and its place among all tokens."""
+    """For each document: its sequence, its place there, and its place among all tokens."""
     context = query.shape[2]
     for start, end in pairwise(read_bounds(bounds, query)):
         sequence, first = divmod(start, context)

@@ -45,7 +45,7 @@ class Routing:
     biases: Mapping[int, Tensor]
     """For each block of experts, by its number in the model: its balance bias, float32 `(E,)`."""
     loads: dict[int, Tensor] = field(default_factory=dict)
-    """Likewise: number of tokens by expert, int64 `(E,)`. Filled by the forward."""
+    """For each block of experts: number of tokens by expert, int64 `(E,)`. Filled by the forward."""
 
 
 def route(

@@ -24,9 +24,9 @@ class Groups(NamedTuple):
     """The rows of a micro-batch in order of their experts: a row is a token at one of its experts."""
 
     order: Tensor
-    """Of each row, its position in `chosen`, flattened: int64 `(tokens * k,)`. Its token is that `// k`."""
+    """Each row's position in `chosen`, flattened: int64 `(tokens * k,)`. Its token is that `// k`."""
     places: Tensor
-    """Of each position in `chosen`, its row, likewise."""
+    """For each position in `chosen`, flattened, its row: int64 `(tokens * k,)`."""
     ends: Tensor
     """Number of rows up to and with each expert's, int32 `(E,)`."""
     load: Tensor
@@ -47,7 +47,7 @@ def group(chosen: Tensor, experts: int) -> Groups:
 
 @torch.library.custom_op("asyncpp::order_rows", mutates_args=())
 def order_rows(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `group`."""
+    """The fields of `Groups`, as an operator that torch's compiler takes whole."""
     flat = chosen.flatten()
     # A radix sort goes over the bytes of its keys one after the other.
     order = flat.to(torch.int16 if experts <= 2**15 else flat.dtype).argsort(stable=True)

@@ -73,7 +73,7 @@ def head_loss(
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Of input `(tokens, width)`, matrix `(vocabulary, width)` and targets `(tokens)`: the mean loss."""
+    """Mean loss from input `(tokens, width)`, matrix `(vocabulary, width)` and targets `(tokens)`."""
 
     @staticmethod
     def forward(

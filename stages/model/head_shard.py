@@ -42,7 +42,7 @@ class ShardPass(NamedTuple):
     log_sums: Tensor
     """Within the shard, `(tokens)`, in at least float32."""
     target_logits: Tensor
-    """Of the targets in the shard, `(tokens)`, as wide; 0 for others."""
+    """Logits of the targets in the shard, `(tokens)`, as wide as `log_sums`; 0 for other targets."""
 
 
 class MergedHead(NamedTuple):
@@ -51,7 +51,7 @@ class MergedHead(NamedTuple):
     loss: Tensor
     """Mean over the tokens, in nats."""
     gradient: Tensor
-    """Of the hidden states."""
+    """Gradient of the hidden states."""
     sums: Tensor
     """Message to the shards: the logarithm of each token's sum over the whole vocabulary."""
 

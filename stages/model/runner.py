@@ -259,8 +259,8 @@ _keep_the_dear = partial(create_selective_checkpoint_contexts, _DEAR)
 
 
 class _Aliases(torch.autograd.Function):
-    """The same tensors without a `grad`: the compiler refuses a bf16 parameter whose gradient is float32.
-    They share memory and version counter with the parameters."""
+    """Parameters without their `grad`: the compiler refuses a bf16 parameter whose gradient is float32. They
+    share memory and version counter with the parameters."""
 
     @staticmethod
     def forward(ctx: Any, *parameters: Tensor) -> tuple[Tensor, ...]:

@@ -113,7 +113,7 @@ class _Slot:
 
 
 def _addresses(replica: Replica) -> tuple[torch.UntypedStorage, ...]:
-    """Of the weights and the gradients, each of which is one flat buffer."""
+    """Memory of the weights and of the gradients, each of which is one flat buffer."""
     parameter = replica.parameters[0]
     assert parameter.grad is not None
     return tuple(tensor.untyped_storage() for tensor in (replica.flat, parameter, parameter.grad))
@@ -199,7 +199,7 @@ class GraphedStage:
         split: bool,
         updates: int,
     ) -> tuple[Tensor, Pass]:
-        """As `run_stage`.
+        """A forward like that of `run_stage`, as a graph if there is one.
 
         Args:
             updates: of the stage, between this forward and its backward.

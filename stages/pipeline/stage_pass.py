@@ -39,7 +39,7 @@ class InputGradient:
 
 
 def graph_input(given: Tensor, gradient: InputGradient) -> Tensor:
-    """The same values as the beginning of a graph whose backward leaves their gradient in `gradient`.
+    """The values of `given` as the beginning of a graph whose backward leaves their gradient in `gradient`.
 
     A leaf of the graph would be kept by the node that accumulates its gradient.
     """

@@ -44,9 +44,9 @@ class _Graphs(NamedTuple):
     forward: GraphModule
     backward: GraphModule
     outputs: int
-    """Of the forward; what follows them is kept for the backward."""
+    """Number of the forward's outputs; what follows them is kept for the backward."""
     inputs: tuple[int, ...]
-    """Of the forward: their places among the leaves of the block's arguments."""
+    """Places of the forward's inputs among the leaves of the block's arguments."""
 
 
 _traced: dict[tuple[Any, ...], _Graphs] = {}

@@ -62,7 +62,7 @@ class Rehearsal:
     compiled: bool
     """Whether its blocks are compiled."""
     microbatches: int
-    """That the rank performed."""
+    """Micro-batches that the rank performed."""
     findings: Counter[Finding]
     notes: tuple[str, ...]
     peak: Counter[str]
@@ -70,13 +70,14 @@ class Rehearsal:
     beside actions, on a stream of their own, the temporaries of both."""
     peak_phase: str
     temporaries: Counter[str]
-    """The most bytes of them in each phase; of an `update`, in those after the optimizer's state was made."""
+    """The most bytes of temporaries in each phase; of an `update`, in those after the optimizer's state was
+    made."""
     kept: Counter[str]
     """Bytes by kind at the drain."""
     flops: Counter[str]
-    """By phase, as torch counts them: causal attention as the whole square."""
+    """FLOPs by phase, as torch counts them: causal attention as the whole square."""
     seconds: float
-    """Of this machine's processor."""
+    """Processor time that the rehearsal took on this machine."""
     process_bytes: int
     """The most that this process has had resident so far."""
 
@@ -158,7 +159,8 @@ def rehearse_rank(config: RunConfig, *, rank: int, data_rank: int, device: str) 
 
 
 def _program(run: Resolved) -> Program:
-    """As few steps as have the run's memory and delay, and one after the optimizer's state is whole."""
+    """The run's program of as few steps as have its memory and delay, and one after the optimizer's state is
+    whole."""
     config = run.config
     ahead = 0 if run.schedule.synchronous else 2 * config.schedule.ahead * config.parallel.stages
     steps = max(1 + STEPS_TO_FULL_STATE, -(-ahead // config.schedule.microbatches) + 1)

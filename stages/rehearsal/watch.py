@@ -74,11 +74,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.notes: dict[str, None] = {}
         """Remarks, each once."""
         self.flops: Counter[str] = Counter()
-        """By phase."""
+        """FLOPs by phase."""
         self.bytes: Counter[str] = Counter()
-        """Live on the device, by kind."""
+        """Live bytes on the device, by kind."""
         self.peak: Counter[str] = Counter()
-        """The same when their sum was largest."""
+        """`bytes` when their sum was largest."""
         self.peak_phase = ""
         self.temporaries: dict[str, int] = {}
         """The most bytes of kind `temporary` in each phase."""
@@ -87,7 +87,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._young: set[int] | None = None
         self._pinned: set[int] = set()
         self._cpu_is_gpu: bool | None = None
-        """See `meaning`; None outside of calls from Python."""
+        """Whether operators that name the CPU mean the GPU (`meaning`); None outside of calls from Python."""
 
     # --- told from outside -------------------------------------------------------------------------------
 
@@ -282,7 +282,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _with_equal_heads(func: Any, args: tuple[Any, ...]) -> list[Any]:
-    """Of attention, keys and values with as many heads as the queries: torch 2.11 counts no others."""
+    """Arguments of an operator; of attention with keys and values that have as many heads as the queries.
+
+    torch 2.11 counts the FLOPs of no others.
+    """
     if "scaled_dot_product" not in func.name():
         return [*args]
     shared = [isinstance(each, Tensor) and each.ndim == 4 for each in args]

@@ -49,7 +49,7 @@ class CheapPart:
     type; a fused one of a GPU neither."""
 
     def bytes(self, *, narrow: int, wide: int, fused: bool) -> int:
-        """As those of `Values`."""
+        """Bytes that it adds for each token; arguments as for `Values.bytes`."""
         copies = 0 if fused else 1 if wide == narrow else 2
         return self.made.bytes(narrow=narrow, wide=wide, fused=fused) + copies * self.normalized * wide
 

@@ -70,8 +70,9 @@ form is as fast, and keeps the bits that it has always had."""
 CHUNK_BYTES = 2**27
 """Most bytes of one chunk's logits, in at least float32, on a CPU."""
 GPU_CHUNK_BYTES = 2**30
-"""The same on a GPU. Each chunk reads and writes the gradient of the matrix: in chunks of `CHUNK_BYTES`, at
-131k tokens in the vocabulary and width 4,096, that takes as long as the products. Not measured."""
+"""Most bytes of one chunk's logits, in at least float32, on a GPU. Each chunk reads and writes the gradient
+of the matrix: in chunks of `CHUNK_BYTES`, at 131k tokens in the vocabulary and width 4,096, that takes as
+long as the products. Not measured."""
 LEAST_ROWS = 64
 """Rows of a chunk, whatever they take: with fewer a matrix product is slow."""
 

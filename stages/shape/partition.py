@@ -42,7 +42,7 @@ class StageCut:
 
     @property
     def pieces(self) -> tuple[range, ...]:
-        """Of each of its blocks, the halves that it holds."""
+        """For each of its blocks, the halves that it holds."""
         return tuple(
             range(max(2 * block, self.halves.start), min(2 * block + 2, self.halves.stop))
             for block in self.blocks
@@ -445,7 +445,7 @@ class RankWork:
         return self._costs[key]
 
     def _stage_costs(self, rank: int, sizes: Sequence[int], odd: bool, *, more: int = 0) -> list[float]:
-        """Of each of a rank's stages, with some more items than these."""
+        """Costs of each of a rank's stages, if each has `more` items more than `sizes` says."""
         stages = self.held[rank]
         return [
             self.stage_cost(stage, size + more, odd and stage == stages[0])

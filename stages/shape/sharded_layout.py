@@ -43,7 +43,7 @@ class Layout:
     """Holders and owners of a model's parameters."""
 
     names: tuple[str, ...]
-    """Of the parameters, in the model's order."""
+    """Names of the parameters, in the model's order."""
     shapes: tuple[Shape, ...]
     in_place: tuple[bool, ...]
     """Whether each parameter can be updated by rows."""

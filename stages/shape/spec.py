@@ -83,7 +83,7 @@ class Parameter(NamedTuple):
             )
 
     def in_block(self, index: int) -> Parameter:
-        """The same with the names that it has in the whole model, from those in a block."""
+        """This parameter of block `index`, with the names that it has in the whole model."""
         return self._replace(
             name=f"blocks.{index}.{self.name}", hf_name=f"model.layers.{index}.{self.hf_name}"
         )
@@ -118,14 +118,14 @@ class PartSpec:
     idle: int = 0
     """Values of the parameters that a token does not meet: of experts that it is not sent to."""
     multiply_adds: int = 0
-    """Of the matrices that one token is multiplied with, in a forward."""
+    """Multiply-adds of a token's forward with matrices, without those of attention's scores."""
     attention: int = 0
     """Multiply-adds of causal attention in a forward, for each token of context: half of the context on
     average, for the scores and for the values."""
     kept: Values = field(default_factory=Values)
     """Activations kept from forward to backward, without the part's input."""
     kept_selectively: Values = field(default_factory=Values)
-    """The same under selective recomputation; of a block with its input."""
+    """Activations kept under selective recomputation; of a block with its input."""
     cheap: tuple[CheapPart, ...] = ()
     """What selective recomputation computes again."""
     deferred: Values = field(default_factory=Values)
@@ -148,7 +148,7 @@ class PartSpec:
         return sum(parameter.size for parameter in self.parameters)
 
     def forward_multiply_adds(self, *, context: int) -> int:
-        """Of a token in sequences of `context` tokens."""
+        """Multiply-adds of a token's forward, in sequences of `context` tokens."""
         return self.multiply_adds + self.attention * context
 
     def training_flops(self, *, context: int) -> int:
@@ -168,7 +168,7 @@ class ModelSpec:
     embedding: PartSpec
     blocks: tuple[PartSpec, ...]
     halves: tuple[PartSpec, ...]
-    """Of the blocks: number 2 b is the attention of block b, 2 b + 1 its MLP or experts."""
+    """Halves of the blocks: number 2 b is the attention of block b, 2 b + 1 its MLP or experts."""
     norm: PartSpec
     """The norm before the head, which is a part of `head`."""
     head: PartSpec
@@ -228,7 +228,7 @@ class ModelSpec:
         return (self.embedding, *self.blocks, self.head)
 
     def training_flops(self, *, context: int) -> int:
-        """Of a token through the whole model, as in `PartSpec.training_flops`."""
+        """FLOPs of a token's forward and backward through the whole model (`PartSpec.training_flops`)."""
         return sum(part.training_flops(context=context) for part in self._parts)
 
 
@@ -299,7 +299,8 @@ class HuggingFace:
     settings: Mapping[str, Any]
     """Further content of its config.json, which the computation depends on."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Likewise, which it does not depend on, or which the shapes of the weights tell."""
+    """Further content of its config.json, which the computation does not depend on, or which the shapes of
+    the weights tell."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of `settings` that the class takes where a config.json leaves them out."""
     rotary_share: float = 1.0
@@ -315,7 +316,7 @@ class Family:
     attention: Callable[[ModelConfig], PartSpec]
     """Describes a block's attention; experts are the same in all families."""
     mlp: Callable[[ModelConfig], PartSpec]
-    """Likewise its MLP."""
+    """Describes a block's MLP."""
     normalized: bool = False
     """Whether queries and keys are normalized by head."""
     hugging_face: HuggingFace

@@ -41,7 +41,7 @@ class BlockLoad:
     max_over_mean: float
     """Tokens of the busiest expert of an update over the mean of all experts; the mean over the updates."""
     entropy: float
-    """Of the shares of the experts in all updates together, over that of an even load: 1 at most."""
+    """Entropy of the experts' shares of all updates' tokens, over that of an even load: 1 at most."""
     never_chosen: int
     """Experts to which no token was sent."""
 

@@ -267,10 +267,11 @@ class StageState:
     weights: WeightVersions
     update: StageUpdate
     tied: TiedHead | None = None
-    """Of the stage with the head, where another stage's embedding is its matrix."""
+    """The head's matrix, where this stage has the head and another one the embedding, whose matrix it is."""
 
     def take_gradient(self) -> GradientBuffer:
-        """As `WeightVersions.take_gradient`; the gradient of a tied head goes to the embedding's."""
+        """Hand the accumulated gradient to the update (`WeightVersions.take_gradient`); that of a tied head
+        goes to the embedding's."""
         if self.tied is not None:
             self.tied.hand_over()
         return self.weights.take_gradient()

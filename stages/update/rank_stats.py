@@ -63,7 +63,7 @@ class RankTrace:
     knows_waits: bool = True
     """Whether these are all; not on a GPU under a schedule that shards, where torch's streams wait."""
     loads: dict[int, BlockLoad] = field(default_factory=dict)
-    """Of its blocks of experts, by the block's number in the model, over all data ranks."""
+    """Loads of its blocks of experts, by the block's number in the model, over all data ranks."""
     gave_up: str | None = None
     """Why the run ends after this segment; None: it does not."""
     not_finite: str | None = None

@@ -80,7 +80,8 @@ class GradientBuffer:
         self.versions: list[int] = []
         """For each accumulated micro-batch, the version that its forward read."""
         self.loads = loads
-        """Of the accumulated micro-batches, each counted once; over all data ranks once they are reduced."""
+        """Tokens by expert of the accumulated micro-batches, each counted once; over all data ranks once they
+        are reduced."""
 
     def count(self, version: int, loads: Sequence[Tensor]) -> None:
         """Note that the gradient of a micro-batch is complete.

@@ -206,7 +206,7 @@ class ShardedWeights(WeightVersions):
         return shape[1:] if is_stack(shape) else (len(piece.rows), *shape[1:])
 
     def _part(self, piece: Piece, held: Sequence[Tensor], own: Mapping[str, Tensor]) -> Tensor:
-        """Of a piece that this process updates: its part of the shards, or the matrix of its own."""
+        """The tensor of a piece that this process updates: a part of the shards, or a matrix of its own."""
         if piece.name in own:
             return own[piece.name]
         return self._rows_of(piece.parameter, piece.rows, held).view(self._shape(piece))

@@ -139,7 +139,7 @@ class Measured:
 
 
 def half_shares(config: RunConfig) -> list[float]:
-    """Of each half of a block, its share of the block's multiply-adds."""
+    """For each half of a block, its share of the block's multiply-adds, 0..1."""
     spec, context = describe(config.model), config.data.context
     return [
         half.forward_multiply_adds(context=context)

@@ -59,7 +59,7 @@ class ModelTimes:
     """Includes the final norm and the loss."""
 
     def piece(self, halves: range) -> PartTimes:
-        """As that of `ModelSpec`."""
+        """Times of a block, or of one of its halves, by the numbers of its halves."""
         return self.blocks[halves[0] // 2] if len(halves) == 2 else self.halves[halves[0]]
 
 
@@ -74,7 +74,11 @@ class Roofline:
         return f"{self.device.name} (data sheet)"
 
     def over(self, **links: Any) -> Roofline:
-        """The same GPU with other links: fields of `Device` and their values."""
+        """This GPU with other links.
+
+        Args:
+            links: fields of `Device` and their values.
+        """
         return Roofline(replace(self.device, **links))
 
     @property
@@ -114,7 +118,7 @@ class Roofline:
         return tokens_per_second * flops / ranks / self._peak(precision)
 
     def _block(self, config: RunConfig, block: PartSpec) -> PartTimes:
-        """Of a block, or of a half of one."""
+        """Times of a block, or of a half of one, for a micro-batch."""
         size, tokens = sizes(config), config.train.microbatch_size * config.data.context
         peak, bandwidth = self._slowest_peak(config), self.device.bandwidth_gbs * _GIGA
         product = 2 * tokens * block.multiply_adds / (peak * self.device.matrix_share)
