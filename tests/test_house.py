@@ -160,9 +160,9 @@ def test_no_files_and_no_folders_import_each_other() -> None:
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """(line, text) of the docstrings of a syntax tree, those behind fields and constants among them."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
-                yield node.lineno, node.value.value
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield node.lineno, text
 
 
 def test_docstrings_stand_alone() -> None:
