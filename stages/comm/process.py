@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from stages.comm.communicator import Communicator, FullDuplex, HostStaged, in_background
 from stages.comm.device_settings import (
@@ -76,10 +76,6 @@ class Process:
 
     stores: list[GroupStore] = field(default_factory=list)
     """Stores of the gloo communicators, which use them later but do not keep the Python objects alive."""
-
-    def group_of_one(self) -> dist.ProcessGroupGloo:
-        """A group of this process alone, which connects to nobody."""
-        return dist.ProcessGroupGloo(HashStore(), 0, 1, self._gloo_options(1))
 
     @property
     def device_waits(self) -> bool:

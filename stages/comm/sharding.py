@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import FakeProcessGroup, HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from stages.comm.communicator import Communicator, Work
@@ -146,20 +146,30 @@ def connect_sharding(process: Process, *, name: str, shards: int) -> Sharding:
         size=shards,
         process=process.rank,
         processes=process.size,
-        mesh=_mesh(process, rank=rank, size=shards),
+        mesh=silent_mesh(process.device.type, rank=rank, size=shards),
         shards=communicator(f"shards {group}", range(group * shards, (group + 1) * shards)),
         replicas=communicator(f"replicas {rank}", range(rank, process.size, shards)),
         everyone=communicator("matrices", range(process.size)),
     )
 
 
-def _mesh(process: Process, *, rank: int, size: int) -> DeviceMesh:
-    """torch's picture of the processes that hold the model together."""
+def silent_mesh(device: str, *, rank: int, size: int) -> DeviceMesh:
+    """torch's picture of the processes that hold the model together, over a group that exchanges nothing.
+
+    Args:
+        device: `cpu` or `cuda`.
+        rank: of this process among them.
+        size: their number.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()  # of an earlier run of this process
+    # From 2.14 on torch takes rank and size of the group from its backend. One named "fake" it sets up only
+    # in part.
     dist.Backend.register_backend(
-        _SILENT, lambda store, rank, size, timeout: process.group_of_one(), devices=["cpu", "cuda"]
+        _SILENT,
+        lambda store, rank, size, timeout: FakeProcessGroup._create_internal(rank, size),
+        devices=["cpu", "cuda"],
     )
     # A store of this process alone: nobody is met over it.
     dist.init_process_group(_SILENT, store=HashStore(), rank=rank, world_size=size)  # noqa: TID251
-    return init_device_mesh(process.device.type, (size,))
+    return init_device_mesh(device, (size,))
