@@ -7,12 +7,13 @@ Ranks run in network namespaces of their own, each with one link to a bridge, bo
 `--rates` Mbit/s (tc's tbf). Compute is emulated: a block sleeps a known time for each sequence, twice as long
 backward, so that several ranks can be measured on few cores; weights, gradients and messages are real, in
 float32. There is no update. At each rate and batch the arms take turns over `--rounds` rounds. `planned` is
-what the closed forms of the planner make of these times, and of what a gather and a reduction of a block's
-weights take by themselves, which are two further arms; messages go at the rate of the gather. Of these two
-arms it is bytes and rate. Over gloo a host waits for each exchange of fully_shard, so nothing of it is
-hidden, and a reduce-scatter sends what an all-reduce does; `schedule: fsdp`, the arm `fsdp`, sends what an
-all-to-all does, half as much between two ranks, and adds in the order of ranks. With `--local-steps H` an arm
-`local` is data parallelism that averages the weights every H steps. Needs root, ip(8) and tc(8).
+what the closed forms of the planner make of these times, and of what the exchanges of a block take by
+themselves, which are three further arms; messages go at the rate of the gather. Of these three arms it is
+bytes and rate. Over gloo a host waits for each exchange of fully_shard, so nothing of it is hidden, and a
+reduce-scatter, `reduce`, sends what an all-reduce does; `schedule: fsdp`, the arm `fsdp`, sums by an
+all-to-all, `sum`, which sends half as much between two ranks, and adds in the order of ranks. With
+`--local-steps H` an arm `local` is data parallelism that averages the weights every H steps. Needs root,
+ip(8) and tc(8).
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ from torch.distributed.fsdp import fully_shard
 from asyncpp_cli.planner.costs.links import Exchange
 from asyncpp_cli.planner.fsdp import Unit, Units, step_seconds
 from asyncpp_cli.planner.programs import Geometry, LayoutProgram, Shape, StageTimes
-from asyncpp_cli.planner.sharding import Sharding
+from asyncpp_cli.planner.sharding import Sharding as Division
 from schedules import Program, build, find
 from stages.comm.process import Process, connected
+from stages.comm.sharding import Sharding, connect_sharding
 from stages.comm.topology import connect
 from stages.config.run_config import ModelConfig, SiteConfig
 from stages.liveness.stop_signal import never
@@ -62,7 +64,7 @@ from stages.update.update_stream import OneStream
 from stages.weights.sharded_weights import ShardedWeights
 
 CONTEXT = 128
-EXCHANGES = ("gather", "reduce")
+EXCHANGES = ("gather", "reduce", "sum")
 LARGEST_PACKET = 16_000
 BURST_SECONDS, LEAST_BURST = 0.001, 20_000
 """What tc lets through at once: seconds of the rate, and bytes at least: more than the largest packet."""
@@ -153,7 +155,7 @@ def by_schedule_fsdp(process: Process, options: argparse.Namespace, batch: int) 
     return segment
 
 
-def by_itself(options: argparse.Namespace, exchange: str) -> Callable[[], float]:
+def by_itself(options: argparse.Namespace, exchange: str, sharding: Sharding) -> Callable[[], float]:
     """Measures seconds of an exchange of a block."""
     whole, shard = torch.zeros(options.values), torch.zeros(options.values // options.ranks)
 
@@ -163,6 +165,8 @@ def by_itself(options: argparse.Namespace, exchange: str) -> Callable[[], float]
         for _ in range(options.layers):
             if exchange == "gather":
                 dist.all_gather_into_tensor(whole, shard)
+            elif exchange == "sum":
+                sharding.scatter(shard, whole)
             else:
                 dist.reduce_scatter_tensor(shard, whole)
         return (time.perf_counter() - started) / options.layers
@@ -211,6 +215,7 @@ def measure(options: argparse.Namespace) -> dict[int, dict[str, list[float]]]:
         site=site,
     ) as process:
         # Its group is of this process alone, and gives way to the one that follows.
+        sharding = connect_sharding(process, name="sum", shards=options.ranks)
         arms_of = {batch: by_schedule_fsdp(process, options, batch) for batch in options.batches}
         # torch's fully_shard wants a group of all processes; ours has none.
         dist.destroy_process_group()
@@ -221,7 +226,7 @@ def measure(options: argparse.Namespace) -> dict[int, dict[str, list[float]]]:
             arms["fsdp"] = arms_of[batch]
             if options.local_steps:
                 arms["local"] = by_local_steps(options, batch)
-            arms |= {exchange: by_itself(options, exchange) for exchange in EXCHANGES}
+            arms |= {exchange: by_itself(options, exchange, sharding) for exchange in EXCHANGES}
             own = in_turns(arms, rounds=options.rounds)
             both = {arm: process.meetings.gather(seconds) for arm, seconds in own.items()}
             found[batch] = {
@@ -259,20 +264,18 @@ def planned(
         geometry = Geometry(shape, 0, 1, find(name).synchronous)
         seconds[name] = LayoutProgram(geometry).step(times).seconds
     waited = {name: Exchange(each, each) for name, each in exchanges.items()}
-    block = Unit(forward=compute, backward=2 * compute, **waited)
+    block = Unit(forward=compute, backward=2 * compute, gather=waited["gather"], reduce=waited["reduce"])
     nothing = Unit(forward=0.0, backward=0.0)
     units = Units(embedding=nothing, blocks=[block] * options.layers, head=nothing)
-    seconds["fully_shard"] = step_seconds(units, Sharding(ranks=options.ranks), microbatches=1)
-    # Ours sums what an all-to-all brings, which sends as much as a gather.
-    ours = replace(block, reduce=block.gather)
-    units = replace(units, blocks=[ours] * options.layers)
-    seconds["fsdp"] = step_seconds(units, Sharding(ranks=options.ranks), microbatches=1)
+    seconds["fully_shard"] = step_seconds(units, Division(ranks=options.ranks), microbatches=1)
+    units = replace(units, blocks=[replace(block, reduce=waited["sum"])] * options.layers)
+    seconds["fsdp"] = step_seconds(units, Division(ranks=options.ranks), microbatches=1)
     if options.local_steps:
         # Over gloo a reduction is an all-reduce.
         averaging = options.layers * exchanges["reduce"]
         seconds["local"] = 3 * options.layers * compute + averaging / options.local_steps
     nominal = gathered / (rate * 1e6 / 8)
-    return seconds | {"gather": nominal, "reduce": 2 * nominal}
+    return seconds | {"gather": nominal, "reduce": 2 * nominal, "sum": nominal}
 
 
 @contextmanager
