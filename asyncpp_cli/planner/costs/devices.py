@@ -109,14 +109,18 @@ DEVICES: dict[str, Device] = {
         Device(name="l40s", tflops=PEAK_TFLOPS["L40S"], memory_gb=48, bandwidth_gbs=864, network_gbs=12.5),
         # NVIDIA's data sheet of the L4 (2023): 242 TFLOP/s with sparsity, 24 GB, 300 GB/s, PCIe 4.0.
         Device(name="l4", tflops=PEAK_TFLOPS["L4"], memory_gb=24, bandwidth_gbs=300, network_gbs=12.5),
-        # NVIDIA's data sheet of the A10 (2021): 125 TFLOP/s, 24 GB, 600 GB/s, PCIe 4.0.
+        # NVIDIA's data sheet of the A10 (2021, a10-datasheet.pdf): 125 TFLOP/s, in float32 31.2; 24 GB,
+        # 600 GB/s, PCIe 4.0. NVIDIA/NeMo has the same peaks (speed_monitor.py).
         Device(name="a10", tflops=PEAK_TFLOPS["A10"], memory_gb=24, bandwidth_gbs=600, network_gbs=12.5),
-        # NVIDIA's data sheet of the RTX A6000 (2020): 309.7 TFLOP/s with sparsity, 48 GB, 768 GB/s, PCIe 4.0.
+        # NVIDIA's paper on the GA102 (ampere-ga-102-gpu-architecture-whitepaper-v2.pdf), appendix C, and its
+        # data sheet of the RTX A6000 (2020): 154.8 TFLOP/s, with sparsity 309.7; 48 GB, 768 GB/s, PCIe 4.0.
         # Bridges of NVLink, which join two, are not counted.
         Device(
             name="a6000", tflops=PEAK_TFLOPS["RTX A6000"], memory_gb=48, bandwidth_gbs=768, network_gbs=12.5
         ),
-        # NVIDIA's data sheet of the V100 (2020), SXM2: 32 GB, 900 GB/s, NVLink 300 GB/s in both directions.
+        # NVIDIA's data sheet of the V100 (2020, volta-v100-datasheet-update-us-1165301-r5.pdf), SXM2: 15.7
+        # TFLOP/s in float32 (and 125 in float16, which is not used), 32 GB, 900 GB/s, NVLink 300 GB/s in both
+        # directions. NVIDIA/NeMo has the same peaks (speed_monitor.py).
         Device(
             name="v100",
             tflops=PEAK_TFLOPS["V100"],
@@ -135,7 +139,8 @@ DEVICES: dict[str, Device] = {
             network_gbs=1.25,
             attention_share=0.67,
         ),
-        # NVIDIA's paper on the GA102 (2020), table 2: 71 TFLOP/s, 24 GB, 936 GB/s; PCIe 4.0.
+        # NVIDIA's paper on the GA102, appendix A: 71 TFLOP/s with sums in float32 (142 in float16), 35.6 in
+        # float32; 24 GB, 936 GB/s; PCIe 4.0.
         Device(
             name="rtx3090", tflops=PEAK_TFLOPS["RTX 3090"], memory_gb=24, bandwidth_gbs=936, network_gbs=1.25
         ),
