@@ -18,8 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.runs.settings import SECTIONS, SettingError, check_key, items
-from stages.config.run_config import RunConfig
+from asyncpp_cli.runs.settings import DEFAULTS, SECTIONS, SettingError, check_key, typed
 
 
 def _mul(*factors: Any) -> Any:  # OmegaConf would check another type
@@ -79,33 +78,34 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
-def interpolated(
-    pending: Mapping[str, Any], config: RunConfig, variables: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The values of interpolated settings.
+def interpolated(settings: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell's settings with the values of those that are interpolated.
 
     Args:
-        pending: interpolated values, by dotted key.
-        config: the cell's other settings, which the values may refer to.
+        settings: by dotted key; others have their defaults.
         variables: of the template.
 
     Raises:
-        SettingError: a value refers to what is unknown or not set, or to itself.
+        SettingError: a value refers to what is unknown or not set, or to itself; or its key does not accept
+            it.
     """
+    pending = {key: value for key, value in settings.items() if is_interpolated(value)}
+    if not pending:
+        return dict(settings)
     words = {word for value in (pending, variables) for text in _texts(value) for word in _WORD.findall(text)}
     tree: dict[str, Any] = {"variables": dict(variables)}
-    known = {key: value for key, value in items(config) if key.rpartition(".")[2] in words}
-    for key, value in (known | dict(pending)).items():
+    for key, value in {**DEFAULTS, **settings}.items():
         *sections, name = key.split(".")
-        place = tree
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[name] = value
+        if key in pending or name in words:
+            place = tree
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[name] = value
     try:
         container = OmegaConf.create(tree)
     except OmegaConfBaseException as error:
         raise SettingError(next(iter(pending)), _first_line(error)) from error
-    return {key: _value(container, key, value) for key, value in pending.items()}
+    return {**settings, **{key: typed(key, _value(container, key, value)) for key, value in pending.items()}}
 
 
 def resolved_file(content: dict[str, Any], *, where: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -96,7 +95,6 @@ def read_model(file: Path) -> dict[str, Any]:
     return resolved_file(read_mapping(file, holds_text=holds), where=str(file))
 
 
-@functools.cache
 def model_settings(name: str, beside: Path | None) -> dict[str, Any]:
     """The settings `model.*` of a model template.
 
@@ -115,7 +113,6 @@ def model_settings(name: str, beside: Path | None) -> dict[str, Any]:
     return settings
 
 
-@functools.cache
 def recommended_settings(name: str, beside: Path | None) -> dict[str, Any]:
     """The settings of other sections that a model template recommends, if an experiment does not set them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,26 +12,16 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-import schedules
-from asyncpp_cli.base.console import refuse_all
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.experiment.interpolation import is_interpolated
-from asyncpp_cli.experiment.shipped import MODEL_SHAPE, find_template, model_settings
+from asyncpp_cli.experiment.shipped import MODEL_SHAPE, find_template
 from asyncpp_cli.experiment.yaml_data import parse_value, read_mapping
 from asyncpp_cli.runs.settings import (
     LIST_KEYS,
     SECTIONS,
     SettingError,
-    check_key,
     flatten,
     holds_text,
-    refusal,
-    typed,
 )
-from optimizers import NAMES as OPTIMIZERS
-from stages.config.keys import unknown
-from stages.shape.families import FAMILIES
-from stages.update.lr_schedule import SCHEDULES as LR_SCHEDULES
 
 Settings = dict[str, Any]
 """A value for each key (dotted, or a shorthand)."""
@@ -90,39 +80,18 @@ class Template:
     moot: frozenset[str] = frozenset()
     """Places of the file's conditions on keys to which the command line gave other values: who leaves out a
     schedule knows that its exceptions fall away."""
+    changed: frozenset[tuple[str, str]] = frozenset()
+    """What the command line set: part of the template, as messages name it, and key."""
 
 
-_NO_KEYS = ("source", "folder", "text", "moot")
-_OWN_KEYS = tuple(each.name for each in fields(Template) if each.name not in _NO_KEYS)
+_NO_KEYS = ("source", "folder", "text", "moot", "changed")
+OWN_KEYS = tuple(each.name for each in fields(Template) if each.name not in _NO_KEYS)
 """Keys of a template that are no settings; in its file `base` names the template that it starts from."""
 
 
 def canonical(key: str) -> str:
     """The canonical form of a key: `schedule` for `schedule.name`."""
     return _LONG_FORMS.get(key, key)
-
-
-def settings_of(key: str, value: Any, *, folder: Path) -> Settings:
-    """The settings that a key of a template stands for: dotted keys with typed values.
-
-    Raises:
-        SettingError: the key is unknown, or does not accept the value.
-        UserError: the model is unknown.
-    """
-    if key == "model":
-        if isinstance(value, Mapping):
-            own = {f"model.{name}": each for name, each in value.items() if name != "base"}
-            own = {name: each if is_interpolated(each) else typed(name, each) for name, each in own.items()}
-            base = model_settings(str(value["base"]), folder) if "base" in value else {}
-            # An empty name becomes that of the shape, once it is known (`matrix`).
-            return {**base, "model.name": "", **own}
-        if not isinstance(value, str):
-            raise SettingError(key, f"takes a model's name, file or shape, not {value!r}")
-        return model_settings(value, folder)
-    if key == "error_feedback" and isinstance(value, bool):
-        value = 1.0 if value else 0.0
-    dotted = SHORTHANDS.get(key, key)
-    return {dotted: value if is_interpolated(value) else typed(dotted, value)}
 
 
 def parse_setting(key: str, text: str) -> Any:
@@ -160,8 +129,7 @@ def load(name: str, changes: Iterable[str]) -> Template:
         section, _, rest = change.lstrip("+").partition("=")[0].partition(".")
         key = canonical(rest) if section == "matrix" else canonical(f"{section}.{rest}".rstrip("."))
         changed.add(("matrix: " if section == "matrix" else "", key))
-    refuse_all(_mistakes(template, changed))
-    return replace(template, text=text, moot=frozenset(_moot(written, template)))
+    return replace(template, text=text, changed=frozenset(changed), moot=frozenset(_moot(written, template)))
 
 
 def _moot(written: Template, template: Template) -> Iterator[str]:
@@ -192,54 +160,6 @@ def _piped(name: str) -> str | None:
     return Path(name).read_text(encoding="utf-8") if is_pipe else None
 
 
-def _mistakes(template: Template, changed: Collection[tuple[str, str]]) -> list[str]:
-    """What is wrong with single settings of a template, one line each.
-
-    Args:
-        template: to look through.
-        changed: what the command line set, as part of the template and key: not to be looked for in its file.
-    """
-    axes = [template.matrix, *template.zip]
-    places = [
-        ("", [template.base]),
-        ("matrix: ", [{key: value} for each in axes for key, values in each.items() for value in values]),
-        ("include: ", template.include),
-        ("overrides: ", [override.set for override in template.overrides]),
-    ]
-    settings = [(where, *item) for where, each in places for every in each for item in every.items()]
-    problems: dict[str, str] = {}
-    given = {key for _, key, _ in settings}
-    settings += [
-        (f"{where}: ", key, value)
-        for where, condition in conditions(template).items()
-        for key, accepted in condition.items()
-        for value in accepted_values(key, accepted)
-    ]
-    for where, key, value in settings:
-        source = "command line" if (where, key) in changed else template.source
-        if key == "model" and is_interpolated(value):
-            continue
-        try:
-            _check_known(key)
-            for dotted, each in settings_of(key, value, folder=template.folder).items():
-                if not is_interpolated(each) and (reason := _refusal(dotted, each)) is not None:
-                    raise SettingError(dotted, reason)
-        except SettingError as error:
-            hint = ""
-            if not where and key.partition(".")[0] not in (*SECTIONS, "seed") and not _misspelt(key):
-                hint = f" (also: {', '.join(_OWN_KEYS)})"
-            # A change of the command line stands in several places.
-            line = f"{source}: {where}{error.key}: {error}{hint}"
-            problems.setdefault(f"{error.key}: {error}", line)
-        except UserError as error:
-            problems[str(error)] = f"{source}: {where}{key}: {error}"
-    if problems and not any(map(_misspelt, template.base)):
-        for key, names in (("schedule", tuple(schedules.KNOWN)), ("optimizer", OPTIMIZERS)):
-            if key not in given:
-                problems[key] = f"{template.source}: {key} is not set; accepted: {', '.join(names)}"
-    return list(problems.values())
-
-
 def conditions(template: Template) -> dict[str, dict[str, Any]]:
     """The conditions on cells in a template, by their place."""
     found = {f"exclude[{number}]": each for number, each in enumerate(template.exclude)}
@@ -254,35 +174,11 @@ def accepted_values(key: str, accepted: Any) -> list[Any]:
     return [accepted] if is_one_value else accepted
 
 
-_CATALOGUES = {
-    "schedule.name": (*schedules.KNOWN, "package.module:function"),
-    "optimizer.name": (*OPTIMIZERS, "package.module:name"),
-    "optimizer.schedule": tuple(LR_SCHEDULES),
-    "model.family": tuple(FAMILIES),
-}
-"""Names that keys accept."""
-
-
-def _misspelt(key: str) -> str | None:
+def misspelt(key: str) -> str | None:
     """The key of a template that the first part of an unknown key misspells: `matrix` for `matrx.seed`."""
     head = key.partition(".")[0]
-    near = difflib.get_close_matches(head, (*_OWN_KEYS, *SECTIONS, "seed"), n=1, cutoff=0.7)
-    return near[0] if near and head != near[0] in _OWN_KEYS else None
-
-
-def _check_known(key: str) -> None:
-    if near := _misspelt(key):
-        raise SettingError(key.partition(".")[0], f"unknown key; did you mean {near}?")
-    if key in SECTIONS and key not in SHORTHANDS:
-        raise SettingError(key, f"is a section: set {key}.{SECTIONS[key][0]} or another of its keys")
-    check_key(SHORTHANDS.get(key, key))
-
-
-def _refusal(key: str, value: Any) -> str | None:
-    names = _CATALOGUES.get(key)
-    if names is not None and value not in names and ":" not in value:
-        return unknown(value, names)
-    return refusal(key, value)
+    near = difflib.get_close_matches(head, (*OWN_KEYS, *SECTIONS, "seed"), n=1, cutoff=0.7)
+    return near[0] if near and head != near[0] in OWN_KEYS else None
 
 
 def _loaded(file: Path, heirs: tuple[Path, ...], text: str | None = None) -> Template:
@@ -304,7 +200,7 @@ def _loaded(file: Path, heirs: tuple[Path, ...], text: str | None = None) -> Tem
         raise UserError(f"{file}: {error}") from error
     below = _content(_loaded(start, (*heirs, file.resolve())), beside=file.parent)
     own = _read(content, file=file)
-    changed = {key: value for key, value in _content(own).items() if key in content and key in _OWN_KEYS}
+    changed = {key: value for key, value in _content(own).items() if key in content and key in OWN_KEYS}
     named = {"name": own.name, "description": own.description}
     merged: Any = OmegaConf.to_container(OmegaConf.merge(below, changed, named))
     if "speed_steps" in content and own.speed_steps is None:
@@ -316,7 +212,7 @@ def _loaded(file: Path, heirs: tuple[Path, ...], text: str | None = None) -> Tem
 
 def _read(content: dict[str, Any], *, file: Path) -> Template:
     where = str(file)
-    base = _settings({key: value for key, value in content.items() if key not in _OWN_KEYS}, where=where)
+    base = _settings({key: value for key, value in content.items() if key not in OWN_KEYS}, where=where)
     template = Template(
         source=where,
         folder=file.parent,
@@ -463,13 +359,13 @@ def _changed(template: Template, change: str) -> Template:
     section, _, rest = key.partition(".")
     if key == "base":
         raise UserError(f"{change}: set base in a template's file")
-    if key in _OWN_KEYS:
+    if key in OWN_KEYS:
         content[key] = value
     elif section in ("matrix", "variables"):
         content[section][canonical(rest)] = value
-    elif section in _OWN_KEYS:
+    elif section in OWN_KEYS:
         raise UserError(f"{change}: set {section} as a whole ({section}=...)")
-    elif near := _misspelt(key):
+    elif near := misspelt(key):
         raise UserError(f"{change}: unknown key; did you mean {near}{key.removeprefix(section)}?")
     else:
         _set_everywhere(content, canonical(key), value)
@@ -481,7 +377,7 @@ def _remove(content: dict[str, Any], given: str) -> None:
     section, _, rest = given.partition(".")
     if section in ("matrix", "variables") and rest:
         places, key = [content[section]], canonical(rest)
-    elif section in _OWN_KEYS:
+    elif section in OWN_KEYS:
         places, key = [content], given
     else:
         cases = (case["set"] for case in content["overrides"])

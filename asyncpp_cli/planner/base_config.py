@@ -10,6 +10,7 @@ from typing import Any
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.own_code import Confirmed, check_confirmed, confirmed
+from asyncpp_cli.experiment.parsing import settings_of, with_model
 from asyncpp_cli.experiment.shipped import (
     another_size,
     model_settings,
@@ -18,7 +19,7 @@ from asyncpp_cli.experiment.shipped import (
     recommended_settings,
     template_names,
 )
-from asyncpp_cli.experiment.template import load, parse_setting, settings_of
+from asyncpp_cli.experiment.template import load, parse_setting
 from asyncpp_cli.runs.settings import SettingError, with_settings
 from stages.config.limits import check_limits
 from stages.config.run_config import RunConfig, tokens_per_step
@@ -119,7 +120,7 @@ def _of_model(name: str, changes: Sequence[str], by_user: Confirmed) -> Base:
     try:
         config = with_settings(config, model_settings(name, None))
         for key, value in (defaults | changed).items():
-            config = with_settings(config, settings_of(key, value, folder=Path()))
+            config = with_settings(config, with_model(settings_of(key, value, folder=Path())))
     except SettingError as error:
         raise UserError(f"{error.key}: {error}") from error
     check_confirmed([config], by_user, source=name)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import hashlib
 import itertools
 import json
@@ -59,11 +58,17 @@ KEYS: tuple[str, ...] = tuple(
 )
 """Dotted keys of a run configuration, in order, without `OPEN_KEYS`."""
 
+_KINDS: Mapping[str, Any] = {
+    f"{name}.{key}": hint
+    for name in SECTIONS
+    for key, hint in typing.get_type_hints(type(getattr(RunConfig(), name))).items()
+} | {"seed": int}
+"""The type of the values of each key of `KEYS`."""
+
 LIST_KEYS: tuple[str, ...] = tuple(
-    f"{section}.{name}"
-    for section in SECTIONS
-    for name, hint in typing.get_type_hints(type(getattr(RunConfig(), section))).items()
-    if any(typing.get_origin(each) is tuple for each in typing.get_args(hint))
+    key
+    for key, kind in _KINDS.items()
+    if any(typing.get_origin(each) is tuple for each in typing.get_args(kind))
 )
 """Keys whose value is a list."""
 
@@ -189,13 +194,10 @@ def holds_text(key: str) -> bool:
     return str in kinds and float not in kinds
 
 
-@functools.cache
 def _kind(key: str) -> Any:
     """The type of a key's values."""
-    section, _, name = key.rpartition(".")
-    if section in OPEN_KEYS:
-        return OPEN_KEYS[section][1]
-    return typing.get_type_hints(_declared(section))[name]
+    section = key.rpartition(".")[0]
+    return OPEN_KEYS[section][1] if section in OPEN_KEYS else _KINDS[key]
 
 
 def _kind_name(kind: Any) -> str:
@@ -230,15 +232,20 @@ def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     Raises:
         SettingError: a key is unknown, or a value is not of its type.
     """
+    return with_typed(config, {key: typed(key, value) for key, value in settings.items()})
+
+
+def with_typed(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """The configuration with other values of dotted keys, which are of their types; None removes an entry of
+    `OPEN_KEYS`."""
     values: dict[str, Any] = {}
     for key, value in settings.items():
-        checked = typed(key, value)
         section, _, name = key.rpartition(".")
         if section in OPEN_KEYS:
-            entries = {**values.get(section, get(config, section)), name: checked}
+            entries = {**values.get(section, get(config, section)), name: value}
             values[section] = {entry: each for entry, each in entries.items() if each is not None}
         else:
-            values[key] = checked
+            values[key] = value
     return changed(config, values)
 
 
@@ -325,9 +332,9 @@ def identity(config: RunConfig) -> dict[str, Any]:
     return {
         key: _HASHED_AS[key].get(value, value) if key in _HASHED_AS else value
         for key, value in items(config)
-        if (key in _ALWAYS_HASHED or value != _DEFAULTS.get(key)) and key not in excluded
+        if (key in _ALWAYS_HASHED or value != DEFAULTS.get(key)) and key not in excluded
     }
 
 
-_DEFAULTS: Mapping[str, Any] = dict(items(RunConfig()))
+DEFAULTS: Mapping[str, Any] = dict(items(RunConfig()))
 """The default of every key; entries of `OPEN_KEYS` have none."""

@@ -1,0 +1,207 @@
+"""Parses the settings of a template: each once, however many cells have it, and names all mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import schedules
+from asyncpp_cli.base.console import refuse_all
+from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.experiment.interpolation import is_interpolated
+from asyncpp_cli.experiment.shipped import model_settings, recommended_settings
+from asyncpp_cli.experiment.template import (
+    OWN_KEYS,
+    SHORTHANDS,
+    Settings,
+    Template,
+    accepted_values,
+    conditions,
+    misspelt,
+)
+from asyncpp_cli.runs.settings import SECTIONS, SettingError, check_key, refusal, typed
+from optimizers import NAMES as OPTIMIZERS
+from stages.config.keys import unknown
+from stages.shape.families import FAMILIES
+from stages.update.lr_schedule import SCHEDULES as LR_SCHEDULES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What a template's key `model` stands for."""
+
+    settings: Settings
+    """Of the section `model`. An empty name becomes that of the shape, once it is known (`matrix`)."""
+    recommended: Settings
+    """Of other sections, for a cell that does not set them."""
+    name_prefix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """Which cells an exclusion or override is for."""
+
+    place: str
+    """In the template."""
+    written: Mapping[str, Any]
+    accepted: Mapping[str, list[Any]]
+    """The values that a cell may have, by dotted key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The settings that make a template's cells.
+
+    Settings are typed values by dotted key; those that refer to others are still text. A model that the
+    template names or describes is a `Model` under the key `model`.
+    """
+
+    base: Settings
+    axes: list[list[Settings]]
+    """The points of each axis."""
+    include: list[Settings]
+    exclude: list[Condition]
+    overrides: list[tuple[Condition, Settings]]
+
+
+def parse(template: Template) -> Grid:
+    """The settings of a template.
+
+    Raises:
+        UserError: some are not accepted. Of several all but the last are printed.
+    """
+    problems: dict[str, str] = {}
+    given: set[str] = set()
+
+    def setting(where: str, key: str, value: Any) -> Settings:
+        given.add(key)
+        # What the command line set is not to be looked for in the file.
+        source = "command line" if (where, key) in template.changed else template.source
+        try:
+            if near := misspelt(key):
+                raise SettingError(key.partition(".")[0], f"unknown key; did you mean {near}?")
+            return _checked_settings_of(key, value, folder=template.folder)
+        except SettingError as error:
+            hint = ""
+            if not where and key.partition(".")[0] not in (*SECTIONS, "seed") and not misspelt(key):
+                hint = f" (also: {', '.join(OWN_KEYS)})"
+            # A change of the command line stands in several places.
+            problems.setdefault(f"{error.key}: {error}", f"{source}: {where}{error.key}: {error}{hint}")
+        except UserError as error:
+            problems[str(error)] = f"{source}: {where}{key}: {error}"
+        return {}
+
+    def layer(where: str, settings: Settings) -> Settings:
+        # Shorthands first: `model` sets a whole section, which `model.layers` then changes in part.
+        keys = sorted(settings, key=lambda key: "." in key)
+        return {name: each for key in keys for name, each in setting(where, key, settings[key]).items()}
+
+    def condition(place: str, written: Mapping[str, Any]) -> Condition:
+        accepted: dict[str, list[Any]] = {}
+        for key, values in written.items():
+            dotted = SHORTHANDS.get(key, key)
+            found = [setting(f"{place}: ", key, value) for value in accepted_values(key, values)]
+            accepted[dotted] = [with_model(each).get(dotted, each.get(key)) for each in found]
+        return Condition(place=place, written=written, accepted=accepted)
+
+    base = layer("", template.base)
+    matrix = [[layer("matrix: ", {key: each}) for each in values] for key, values in template.matrix.items()]
+    zipped = [
+        [
+            layer("matrix: ", dict(zip(group, values, strict=True)))
+            for values in zip(*group.values(), strict=True)
+        ]
+        for group in template.zip
+    ]
+    include = [layer("include: ", each) for each in template.include]
+    own = [layer("overrides: ", override.set) for override in template.overrides]
+    set_by_template = frozenset(given)
+    by_place = {place: condition(place, each) for place, each in conditions(template).items()}
+    if problems and not any(map(misspelt, template.base)):
+        for key, names in (("schedule", tuple(schedules.KNOWN)), ("optimizer", OPTIMIZERS)):
+            if key not in set_by_template:
+                problems[key] = f"{template.source}: {key} is not set; accepted: {', '.join(names)}"
+    refuse_all(list(problems.values()))
+    when = list(by_place.values())
+    return Grid(
+        base=base,
+        axes=[*matrix, *zipped],
+        include=include,
+        exclude=when[: len(template.exclude)],
+        overrides=list(zip(when[len(template.exclude) :], own, strict=True)),
+    )
+
+
+def settings_of(key: str, value: Any, *, folder: Path) -> Settings:
+    """What a key of a template sets (see `Grid`).
+
+    Raises:
+        SettingError: the key is unknown, or does not accept the value.
+        UserError: the model is unknown.
+    """
+    if key == "model":
+        return _model_of(value, folder)
+    if key == "error_feedback" and isinstance(value, bool):
+        value = 1.0 if value else 0.0
+    dotted = SHORTHANDS.get(key, key)
+    return {dotted: value if is_interpolated(value) else typed(dotted, value)}
+
+
+def _model_of(value: Any, folder: Path) -> Settings:
+    """A model by name, file or shape; as it is written, where its name is known in the cell alone."""
+    name = value.get("base") if isinstance(value, Mapping) else value
+    if is_interpolated(name):
+        return {"model": value}
+    if isinstance(value, str):
+        found = model_settings(value, folder)
+        return {"model": Model(settings=found, recommended=recommended_settings(value, folder))}
+    if not isinstance(value, Mapping):
+        raise SettingError("model", f"takes a model's name, file or shape, not {value!r}")
+    nameless: Settings = {"model.name": ""}
+    model = Model(settings=nameless, recommended={})
+    if name is not None:
+        model = Model(
+            settings=model_settings(str(name), folder) | nameless,
+            recommended=recommended_settings(str(name), folder),
+            name_prefix=f"{Path(str(name)).stem}-",
+        )
+    own: Settings = {"model": model}
+    for key in value.keys() - {"base"}:
+        own |= settings_of(f"model.{key}", value[key], folder=folder)
+    return own
+
+
+def with_model(settings: Settings) -> Settings:
+    """The settings over those of their model, by dotted key."""
+    model = settings.get("model")
+    own = {key: value for key, value in settings.items() if key != "model"}
+    return model.settings | own if isinstance(model, Model) else own
+
+
+def _checked_settings_of(key: str, value: Any, *, folder: Path) -> Settings:
+    if key in SECTIONS and key not in SHORTHANDS:
+        raise SettingError(key, f"is a section: set {key}.{SECTIONS[key][0]} or another of its keys")
+    check_key(SHORTHANDS.get(key, key))
+    found = settings_of(key, value, folder=folder)
+    for dotted, each in with_model(found).items():
+        if not is_interpolated(each) and (reason := _refusal(dotted, each)) is not None:
+            raise SettingError(dotted, reason)
+    return found
+
+
+def _refusal(key: str, value: Any) -> str | None:
+    names = _CATALOGUES.get(key)
+    if names is not None and value not in names and ":" not in value:
+        return unknown(value, names)
+    return refusal(key, value)
+
+
+_CATALOGUES = {
+    "schedule.name": (*schedules.KNOWN, "package.module:function"),
+    "optimizer.name": (*OPTIMIZERS, "package.module:name"),
+    "optimizer.schedule": tuple(LR_SCHEDULES),
+    "model.family": tuple(FAMILIES),
+}
+"""Names that keys accept."""
