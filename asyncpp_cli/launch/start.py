@@ -78,7 +78,6 @@ def _rehearse(experiment: Experiment, options: LaunchOptions) -> int:
     from asyncpp_cli.launch.expected import expected_line
 
     only = options.only
-    words = _words(options)
     try:
         cells = tuple(cell for cell in experiment.cells if only is None or cell.id in only)
         if not dry_run(replace(experiment, cells=cells), replay=options.replay, quiet=options.quiet):
@@ -87,7 +86,7 @@ def _rehearse(experiment: Experiment, options: LaunchOptions) -> int:
             line := expected_line([experiment.run(cell.id).config() for cell in cells])
         ):
             say(line)
-        say(f"Next: {command('launch', experiment.folder, *words)}")
+        say(f"Next: {command('launch', experiment.folder, *_words(options))}")
         return 0
     except Interrupted as interrupted:
         say(f"{interrupted}: the dry run is ended, and what it wrote is removed.")
@@ -117,7 +116,6 @@ def launch_locally(
     experiment: Experiment,
     options: LaunchOptions,
     *,
-    told: bool = False,
     remark: Remark | None = None,
     resume: str = "",
 ) -> int:
@@ -126,7 +124,6 @@ def launch_locally(
     Args:
         experiment: its runs that are not done are trained.
         options: of the launch.
-        told: the user knows already how long it is expected to take.
         remark: said once while the runs train.
         resume: command that goes on after Ctrl-C; empty: this launch again.
 
@@ -157,7 +154,7 @@ def launch_locally(
     expected: dict[str, float] = {}
     if not (options.replay or options.quiet):
         expected, sentence = expected_seconds(tasks, machine=machine)
-        if sentence and not told:
+        if sentence:
             say(sentence)
     try:
         with shown_progress(

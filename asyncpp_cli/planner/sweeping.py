@@ -22,8 +22,6 @@ class Sweep:
     cells: list[ResolvedCell]
     expected: list[Expected] | None
     """Memory and step time expected of each cell; None: nobody asked for them."""
-    seconds: list[float | None] | None
-    """Time expected of each cell on this machine (`planner.here`); None: as for `expected`."""
     rendered: Rendered | None
     """None: the cells were only checked."""
 
@@ -47,8 +45,7 @@ def sweep_template(
         site: site profile whose GPUs every cell must fit; None: any.
         allow_code: modules of the user's own that the template may name.
         profiles: files of `asyncpp plan --measure`, for the times of the cells that they were measured for.
-        plan: estimate memory and time of every cell, and its time on this machine unless a site or a profile
-            is given. Memory and time are estimated anyway where a check or a cost needs
+        plan: estimate memory and time of every cell. They are estimated anyway where a check or a cost needs
             them: with a site, a profile, or a cell's `site.memory_gb` or `site.gpu`.
 
     Raises:
@@ -66,14 +63,8 @@ def sweep_template(
     costs = None
     if plan or site is not None or profiles or any(on_gpus):
         costs = _expected(loaded.source, cells, site=site, files=profiles)
-    seconds = None
-    if plan and site is None and not profiles:
-        from asyncpp_cli.planner.here import seconds_here
-        from asyncpp_cli.sites.resources import this_machine
-
-        seconds = seconds_here([cell.config for cell in cells], machine=this_machine())
     rendered = None if out is None else render(loaded, cells, template_name=template, folder=out)
-    return Sweep(template=loaded, cells=cells, expected=costs, seconds=seconds, rendered=rendered)
+    return Sweep(template=loaded, cells=cells, expected=costs, rendered=rendered)
 
 
 def _expected(

@@ -33,7 +33,6 @@ def quickstart(
     from asyncpp_cli.base.errors import INTERRUPTED
     from asyncpp_cli.commands.results.report import report
     from asyncpp_cli.launch.common.options import LaunchOptions
-    from asyncpp_cli.launch.expected import expected_line
     from asyncpp_cli.launch.start import launch_locally
     from asyncpp_cli.planner.sweeping import sweep_template
 
@@ -50,13 +49,10 @@ def quickstart(
     )
     if rendered.added < len(cells):
         say(f"{folder} exists already: running what is missing.")
-    elif line := expected_line([resolved.config for resolved in cells]):
-        say(line)
     first = [resolved.cell.id for resolved in cells[:2]]
     code = launch_locally(
         rendered.experiment,
         LaunchOptions(),
-        told=True,
         remark=lambda statuses: _what_the_first_showed(statuses, first),
         resume=resume,
     )

@@ -95,7 +95,7 @@ def sweep(
     elif resolve:
         print(text_of(swept.template), end="")
     else:
-        show_cells(swept.cells, swept.expected, swept.seconds, title=swept.template.name)
+        show_cells(swept.cells, swept.expected, title=swept.template.name)
     _say_cost(swept)
     for note in [*environment_notes(swept.template), *notes(swept.cells)]:
         say(f"note: {note}")
@@ -105,8 +105,7 @@ def sweep(
 
 def _print_cells(swept: Sweep) -> None:
     assert swept.expected is not None
-    seconds = swept.seconds or [None] * len(swept.cells)
-    each_cell = zip(swept.cells, swept.expected, seconds, strict=True)
+    each_cell = zip(swept.cells, swept.expected, strict=True)
     print(json.dumps([_record(*each) for each in each_cell], indent=1))
 
 
@@ -132,11 +131,10 @@ def _say_written(rendered: Rendered, cells: Sequence[ResolvedCell], out: Path) -
         say(f"Next: {command('launch', out)}")
 
 
-def _record(resolved: ResolvedCell, cost: Expected, seconds: float | None) -> dict[str, Any]:
+def _record(resolved: ResolvedCell, cost: Expected) -> dict[str, Any]:
     """A cell for programs; null where an estimate is not known."""
     hours = {name: _hours([resolved], [cost], name)[0] for name in _HOURS}
     estimates = {"memory_gb": cost.memory_gb, "step_seconds": cost.step_seconds, **hours}
-    estimates["seconds_here"] = seconds and round(seconds, 1)
     cell = resolved.cell
     return {"id": cell.id, "axes": cell.axes, "loss_of": cell.loss_of, **estimates}
 
@@ -154,10 +152,6 @@ def _say_cost(swept: Sweep) -> None:
         if known:
             of_cells = f" ({len(known)} of {len(hours)} cells)" if len(known) < len(hours) else ""
             say(f"Expected cost of training: {amount(sum(known))} {unit}ours in all{of_cells}.")
-    if any(swept.seconds or ()):
-        from asyncpp_cli.planner.here import said_of_all
-
-        say(said_of_all([cell.config for cell in swept.cells], swept.seconds or []))
 
 
 def _hours(cells: Sequence[ResolvedCell], costs: Sequence[Expected], name: str) -> list[float | None]:
@@ -168,11 +162,9 @@ def _hours(cells: Sequence[ResolvedCell], costs: Sequence[Expected], name: str) 
     ]
 
 
-def show_cells(
-    cells: list[ResolvedCell], costs: list[Expected] | None, seconds: list[float | None] | None, *, title: str
-) -> None:
+def show_cells(cells: list[ResolvedCell], costs: list[Expected] | None, *, title: str) -> None:
     """Print the cells as a table, with the memory and times expected of each if they are known."""
-    from asyncpp_cli.base.console import duration, show_table
+    from asyncpp_cli.base.console import show_table
     from asyncpp_cli.base.tables import Fit, printed
 
     axes = list(cells[0].cell.axes)
@@ -188,10 +180,6 @@ def show_cells(
         values = (each[place] for each in known.values())
         rows.append([*row, *("" if value is None else f"{value:.3g}" for value in values)])
     columns = ["run", *axes, *known]
-    if seconds and any(seconds):
-        columns.append("time here")
-        for row, taken in zip(rows, seconds, strict=True):
-            row.append("" if taken is None else duration(taken))
     # Axes can be left out, since the id contains them.
     fit = Fit(share=columns[1:], hide=[*reversed(known), *reversed(axes)])
     show_table(columns, rows, title=f"{title}: {len(cells)} cell{'s' * (len(cells) != 1)}", fit=fit)

@@ -77,13 +77,6 @@ def test_what_cannot_be_measured_quickly_is_unknown(change: dict[str, Any]) -> N
     assert seconds_here([on_gpu], machine=Machine(cores=2, gpus=("0",))) == [None]
 
 
-def test_the_list_of_a_sweep_shows_the_time_of_each_run_and_of_all() -> None:
-    shown = succeeded("sweep", "quickstart", "--list")
-    assert "time here" in shown.output
-    assert "Expected time on this machine (" in shown.errors
-    assert "time here" not in succeeded("sweep", "quickstart", "--list", "site.gpu=h100").output
-
-
 @pytest.mark.slow
 def test_the_parts_are_measured_in_a_process_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
