@@ -12,7 +12,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 RELEASE = "0.1.0"
@@ -96,12 +96,8 @@ class Checkout:
     index: Path
     objects: Path
     object_format: str
-
-    @functools.cached_property
-    def changed(self) -> tuple[str, ...] | None:
-        """Tracked files whose content differs from the commit, relative to `root`; None if git fails."""
-        names = self._compare("--name-only", "-z")
-        return None if names is None else tuple(os.fsdecode(names).split("\0")[:-1])
+    changed: tuple[str, ...] | None = None
+    """Tracked files whose content differs from the commit, relative to `root`; None if git fails."""
 
     @property
     def commit(self) -> str | None:
@@ -114,6 +110,11 @@ class Checkout:
         """The changes of files against the commit; None if git fails."""
         found = self._compare("--text", "--", *names)
         return None if found is None else found.decode(errors="replace").strip()
+
+    def compared(self) -> Checkout:
+        """This checkout with `changed`, by git."""
+        names = self._compare("--name-only", "-z")
+        return self if names is None else replace(self, changed=tuple(os.fsdecode(names).split("\0")[:-1]))
 
     def _compare(self, *arguments: str) -> bytes | None:
         # A submodule has settings of its own.
@@ -156,7 +157,7 @@ def checkout_of(folder: Path) -> Checkout | None:
         object_format = "sha1"  # an older git repeats the option
     # Paths that are not absolute are relative to the folder.
     index_file, object_folder = (Path(os.path.realpath(folder / each)) for each in (index, objects))
-    return Checkout(Path(root), head, index_file, object_folder, object_format)
+    return Checkout(Path(root), head, index_file, object_folder, object_format).compared()
 
 
 def _is_release(checkout: Checkout) -> bool:

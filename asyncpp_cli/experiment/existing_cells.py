@@ -4,9 +4,8 @@ which settings new ones differ from the nearest run."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from msgspec import structs
 
@@ -79,12 +78,15 @@ def _data_key(resolved: ResolvedCell) -> tuple[object, ...]:
 
 def _recorded_sha256(runs: Iterable[Run]) -> str | None:
     """The data's checksum, from the first of these runs that can be read."""
-    for run in runs:
-        try:
-            return run.config().data.sha256
-        except DamagedError:
-            continue
-    return None
+    return next((config.data.sha256 for config in map(_config, runs) if config is not None), None)
+
+
+def _config(run: Run) -> RunConfig | None:
+    """The configuration of a run; None if it cannot be read."""
+    try:
+        return run.config()
+    except DamagedError:
+        return None
 
 
 def record_locations(cells: Sequence[ResolvedCell], existing: Experiment) -> None:
@@ -97,14 +99,12 @@ def record_locations(cells: Sequence[ResolvedCell], existing: Experiment) -> Non
             first.setdefault(repr(resolved.config.data), resolved)
     known = locations(existing.folder)
     for resolved in first.values():
-        try:
-            old_paths = paths_of(existing.run(resolved.cell.id).config().data)
-        except DamagedError:
-            continue
+        old = _config(existing.run(resolved.cell.id))
+        old_paths = {} if old is None else paths_of(old.data)
         for key, new in paths_of(resolved.config.data).items():
-            old = old_paths.get(key)
-            if old is not None and known.get(old, old) != new:
-                moved[old] = new
+            before = old_paths.get(key)
+            if before is not None and known.get(before, before) != new:
+                moved[before] = new
     if moved:
         set_locations(existing.folder, moved)
 
@@ -122,9 +122,7 @@ def _refuse_changed_data(cells: Sequence[ResolvedCell], existing: Experiment) ->
         similar = unmatched.get(repr(_axes_without_path(resolved.cell)))
         if similar is None or resolved.cell.id in ids:
             continue
-        try:
-            config = existing.run(similar.id).config()
-        except DamagedError:
+        if (config := _config(existing.run(similar.id))) is None:
             continue
         same_but_data = replace(resolved.config, data=config.data, site=config.site)
         if config.data.sha256 is not None and same_but_data == config:
@@ -156,13 +154,14 @@ def why_new(added: Sequence[ResolvedCell], existing: Experiment) -> list[str]:
 
     Each cell is compared with the run that has the most axes in common with it.
     """
-    nearest = _Nearest(existing)
+    configs: dict[str, RunConfig | None] = {}
     cells: Counter[tuple[str, ...]] = Counter()
-    for resolved in added:
-        config = nearest.config(resolved.cell)
-        if config is None:
-            continue
-        cells[tuple(differing_keys(config, resolved.config))] += 1
+    for resolved in added if existing.cells else ():
+        nearest = _nearest(resolved.cell, existing)
+        if nearest.id not in configs:
+            configs[nearest.id] = _config(existing.run(nearest.id))
+        if (config := configs[nearest.id]) is not None:
+            cells[tuple(differing_keys(config, resolved.config))] += 1
     return [_line(keys, count) for keys, count in cells.items()]
 
 
@@ -174,41 +173,15 @@ def differing_keys(first: RunConfig, second: RunConfig) -> Iterator[str]:
             yield key
 
 
-class _Nearest:
-    """Finds the run of an experiment that has the most axes in common with a cell."""
+def _nearest(cell: Cell, existing: Experiment) -> Cell:
+    """The cell of the folder that has the most axes in common with this one; of several, one that differs in
+    the later axes."""
 
-    def __init__(self, existing: Experiment) -> None:
-        self._existing = existing
-        self._by_axes = {_label(cell.axes): cell for cell in existing.cells}
-        self._by_all_but_one: dict[object, Cell] = {}
-        for cell in existing.cells:
-            for axis in cell.axes:
-                self._by_all_but_one.setdefault(_label(cell.axes, without=axis), cell)
-        self._configs: dict[str, RunConfig | None] = {}
+    def alike(other: Cell) -> tuple[int, list[bool]]:
+        same = [other.axes.get(key) == value for key, value in cell.axes.items()]
+        return sum(same), same
 
-    def config(self, cell: Cell) -> RunConfig | None:
-        """Configuration of the nearest run; None if it cannot be read."""
-        nearest = self._by_axes.get(_label(cell.axes))
-        for axis in reversed(cell.axes):
-            nearest = nearest or self._by_all_but_one.get(_label(cell.axes, without=axis))
-        if nearest is None:
-            nearest = max(
-                self._existing.cells,
-                key=lambda other: sum(other.axes.get(key) == value for key, value in cell.axes.items()),
-                default=None,
-            )
-        if nearest is None:
-            return None
-        if nearest.id not in self._configs:
-            try:
-                self._configs[nearest.id] = self._existing.run(nearest.id).config()
-            except DamagedError:
-                self._configs[nearest.id] = None
-        return self._configs[nearest.id]
-
-
-def _label(axes: Mapping[str, Any], *, without: str = "") -> object:
-    return without, frozenset((key, repr(value)) for key, value in axes.items() if key != without)
+    return max(existing.cells, key=alike)
 
 
 def _line(keys: Sequence[str], cells: int) -> str:

@@ -6,8 +6,9 @@ EXPERIMENT/data.json   new paths of data that has moved since config.yaml was wr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from asyncpp_cli.base.atomic_files import write_bytes
@@ -105,54 +106,29 @@ def move_data(experiment: Experiment, path: Path) -> int:
     Raises:
         UserError: there is no data, or no run uses it.
     """
-    from stages.data.dataset import DataError, find_corpus, find_validation_set
+    from stages.data.dataset import DataError
 
     new = str(path.expanduser().absolute())
-    # By path, share held out (None: a validation set), type of tokens and hash.
-    by_data: dict[tuple[str, float | None, str, str | None], set[str]] = {}
-    # By sources, likewise.
-    by_mixture: dict[tuple[tuple[tuple[str, str], ...], float, str, str | None], set[str]] = {}
+    by_data: dict[str, tuple[DataConfig, set[str]]] = {}
     for run in experiment.runs:
-        try:
+        with suppress(DamagedError):
             data = run.config().data
-        except DamagedError:
-            continue
-        named: list[tuple[str, float | None, str, str | None]] = [
-            (set_path, None, data.dtype, data.validation_sha256.get(name))
-            for name, set_path in data.validation.items()
-        ]
-        if data.path is not None:
-            named.insert(0, (data.path, data.validation_share, data.dtype, data.sha256))
-        for each in named:
-            by_data.setdefault(each, set()).add(run.id)
-        if data.sources:
-            mixture = tuple(data.sources.items()), data.validation_share, data.dtype, data.sha256
-            by_mixture.setdefault(mixture, set()).add(run.id)
+            by_data.setdefault(repr(data), (data, set()))[1].add(run.id)
+    present = locations(experiment.folder)
     moved: dict[str, str] = {}
     matching: set[str] = set()
     sha256 = ""
-    for (old, share, dtype, known), runs in by_data.items():
-        try:
-            if share is None:
-                sha256 = find_validation_set(new, dtype=dtype).sha256
-            else:
-                sha256 = find_corpus(DataConfig(path=new, validation_share=share, dtype=dtype)).sha256
-        except DataError as error:
-            raise UserError(str(error)) from error
-        if sha256 == known:
-            moved[old] = new
-            matching |= runs
-    present = locations(experiment.folder)
-    for (sources, held_out, dtype, known), runs in by_mixture.items():
-        now = {name: present.get(old, old) for name, old in sources}
-        for name, old in sources:
-            # Fails where another source is the one that has moved.
-            with suppress(DataError):
-                moved_one = DataConfig(sources=now | {name: new}, validation_share=held_out, dtype=dtype)
-                sha256 = find_corpus(moved_one).sha256
-                if sha256 == known:
-                    moved[old] = new
-                    matching |= runs
+    for data, runs in by_data.values():
+        for key, old in paths_of(data).items():
+            try:
+                sha256, known = _hashes(data, key, new, present)
+            except DataError as error:
+                if key.startswith("data.sources."):
+                    continue  # another source is the one that has moved
+                raise UserError(str(error)) from error
+            if sha256 == known:
+                moved[old] = new
+                matching |= runs
     if not moved:
         raise UserError(
             f"{path} holds other data than the runs of {experiment.folder} are made for"
@@ -160,3 +136,23 @@ def move_data(experiment: Experiment, path: Path) -> int:
         )
     set_locations(experiment.folder, moved)
     return len(matching)
+
+
+def _hashes(data: DataConfig, key: str, path: str, present: Mapping[str, str]) -> tuple[str, str | None]:
+    """The hash of the data with another path of a key, and the one that the data had.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    from stages.data.dataset import find_corpus, find_validation_set
+
+    section, _, name = key.rpartition(".")
+    if section == "data.validation":
+        held_out = find_validation_set(path, dtype=data.dtype)
+        return held_out.sha256, data.validation_sha256.get(name)
+    if section == "data.sources":
+        now = {source: present.get(old, old) for source, old in data.sources.items()}
+        data = replace(data, sources=now | {name: path})
+    else:
+        data = replace(data, path=path)
+    return find_corpus(data).sha256, data.sha256

@@ -34,7 +34,7 @@ from asyncpp_cli.slurm.client import (
     SlurmError,
     phase_of,
 )
-from asyncpp_cli.slurm.submissions import ArrayTask, Submissions, read_submissions
+from asyncpp_cli.slurm.submissions import ArrayTask, read_submissions
 
 _SECONDS_TO_END = 600.0
 """Time within which a job is over that has completed its run."""
@@ -104,13 +104,10 @@ class SlurmQueue:
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
+        self.submissions = read_submissions(experiment)
         self._queried_at = -math.inf
         self._no_answer = ""
         self._elsewhere = False
-
-    @functools.cached_property
-    def submissions(self) -> Submissions:
-        return read_submissions(self._experiment)
 
     @functools.cached_property
     def _here(self) -> bool:

@@ -15,8 +15,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,18 +96,9 @@ class ArrayTask:
 class Submissions:
     """All submissions of an experiment, the latest last."""
 
-    all: list[Submission] = field(default_factory=list)
-
-    @cached_property
-    def array_tasks(self) -> dict[str, ArrayTask]:
-        """The latest array task of every run that was ever submitted."""
-        return {
-            run_id: ArrayTask(submission=submission, array=array, index=index)
-            for submission in self.all
-            if submission.state != "withdrawn"
-            for array in submission.arrays
-            for index, run_id in enumerate(array.runs)
-        }
+    all: list[Submission]
+    array_tasks: dict[str, ArrayTask]
+    """The latest array task of every run that was ever submitted."""
 
     @property
     def job_names(self) -> set[str]:
@@ -127,7 +117,14 @@ def read_submissions(experiment: Experiment) -> Submissions:
             continue  # the runs' own files remain
         if not is_copy(submission.folder, of=submission.path):
             submissions.append(submission)
-    return Submissions(submissions)
+    tasks = {
+        run_id: ArrayTask(submission=submission, array=array, index=index)
+        for submission in submissions
+        if submission.state != "withdrawn"
+        for array in submission.arrays
+        for index, run_id in enumerate(array.runs)
+    }
+    return Submissions(submissions, tasks)
 
 
 def write_submission(submission: Submission) -> None:
