@@ -206,16 +206,16 @@ class Experiment:
                 removed.
         """
         from asyncpp_cli.base.errors import UserError
-        from asyncpp_cli.experiment.removal import losses, remove_runs
+        from asyncpp_cli.experiment.removal import checked, remove_runs
         from asyncpp_cli.runs.experiment_folder import select_runs
 
         experiment = self._read()
         if not runs:
             raise UserError("no runs given; accepted: ids of runs, or their beginnings")
         chosen = list({run.id: run for run in select_runs(experiment, runs)}.values())
-        lost = losses(experiment, chosen)
+        lost = checked(experiment, chosen)
         if not yes:
-            named = "; ".join(loss.text for loss in lost)
+            named = "; ".join(each.text for each in lost)
             raise UserError(f"this would remove {named}; yes=True agrees")
         remove_runs(experiment, chosen)
 

@@ -15,7 +15,6 @@ import typer.main
 
 from asyncpp_cli.base.console import abandon_output, make_fit, say
 from asyncpp_cli.base.errors import FAILED, WRONG, UserError, refusal_of
-from asyncpp_cli.commands.arguments import read_help
 from asyncpp_cli.commands.machine import data
 from asyncpp_cli.commands.machine.doctor import doctor
 from asyncpp_cli.commands.machine.plan import plan
@@ -116,8 +115,6 @@ app.add_typer(templates.app, name="templates")
 @cache
 def click_command() -> Any:
     """The command line as a Click command, built once in a process: that takes longer than most commands."""
-    if sys.flags.optimize > 1:
-        read_help(app)
     return typer.main.get_command(app)
 
 

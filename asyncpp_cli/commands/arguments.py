@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import typing
 from collections.abc import Callable
@@ -91,7 +90,6 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         command(**given)
 
     expanded.__doc__, expanded.__name__ = command.__doc__, command.__name__
-    vars(expanded)["written_as"] = command
     expanded.__annotations__ = {name: hint for name, hint, _ in options}
     expanded.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
@@ -100,19 +98,3 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         ]
     )
     return expanded
-
-
-def read_help(app: typer.Typer) -> None:
-    """Read the commands' docstrings, which are their help, from their files: `python -OO` drops them."""
-    for group in app.registered_groups:
-        assert group.typer_instance is not None
-        read_help(group.typer_instance)
-    for command in app.registered_commands:
-        assert command.callback is not None
-        written = vars(command.callback).get("written_as", command.callback)
-        # From 3.14 on `ast.parse` drops them, too.
-        module = compile(inspect.getsource(written), "", "exec", ast.PyCF_ONLY_AST, optimize=0)
-        assert isinstance(module, ast.Module)
-        [function] = module.body
-        assert isinstance(function, ast.FunctionDef)
-        command.callback.__doc__ = ast.get_docstring(function)

@@ -6,7 +6,6 @@ torch is loaded in separate processes only.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import stat
 import subprocess
@@ -17,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asyncpp_cli.base.import_path import environment_of_program
 from asyncpp_cli.launch.common.arrays import JobShape
 from asyncpp_cli.launch.submission import sbatch
 from asyncpp_cli.launch.submission.sbatch import BatchJob, profile_keys
 from asyncpp_cli.sites.profile import Site
-from asyncpp_cli.sites.resources import import_path, this_machine
+from asyncpp_cli.sites.resources import this_machine
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import SlurmError
 
@@ -62,10 +62,11 @@ def wrong(check: str, detail: str, *, advice: str) -> Check:
     return Check(check=check, ok=False, detail=detail, advice=advice)
 
 
-def exchanged(kind: str, met: dict[str, Any]) -> str:
+def exchanged(kind: str, handshake: dict[str, Any]) -> str:
     """Library, transport and rate of an exchange, as far as `stages.comm.handshake` knows them."""
-    by = f"{kind} by {met[f'{kind}_transport']}" if met.get(f"{kind}_transport") else kind
-    return f"{by}, {met[f'{kind}_rate']:.3g} GB/s" if f"{kind}_rate" in met else by
+    transport, rate = handshake.get(f"{kind}_transport"), handshake.get(f"{kind}_rate")
+    by = f"{kind} by {transport}" if transport else kind
+    return by if rate is None else f"{by}, {rate:.3g} GB/s"
 
 
 def machine_checks(folder: Path) -> Iterator[Check]:
@@ -145,13 +146,12 @@ def folder_check(folder: Path) -> Check:
 
 def _run_handshake() -> tuple[dict[str, Any] | None, str]:
     """Result of `stages.comm.handshake` in two processes, or None and the problem."""
-    environment = dict(os.environ) | {"PYTHONPATH": import_path(str(Path(__file__).parents[2]))}
-    command = [sys.executable, "-P", "-m", "stages.comm.handshake"]
+    command = [sys.executable, "-m", "stages.comm.handshake"]
     with tempfile.TemporaryDirectory(prefix="asyncpp-doctor-") as folder:
         ranks = [
             subprocess.Popen(
                 [*command, str(rank), folder, "here"],
-                env=environment,
+                env=environment_of_program(),
                 text=True,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

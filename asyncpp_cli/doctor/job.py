@@ -51,45 +51,45 @@ def job_checks(site: Site, folder: Path) -> Iterator[Check]:
     try:
         shutil.copy(node_check.__file__, made / "node_check.py")
         copy_code(made / "code")
-        nodes = 1 if site.max_nodes == 1 else 2
+        node_count = 1 if site.max_nodes == 1 else 2
         job_id = sbatch.submit_job(
             short,
             made,
             name="asyncpp-doctor",
-            nodes=nodes,
+            nodes=node_count,
             command=_command(site, made),
             after=[],
             code="none",
             output="doctor-%j.out",
         )
-        names = [f"answer-{rank}.json" for rank in range(nodes)]
+        names = [f"answer-{rank}.json" for rank in range(node_count)]
         problem = _wait(made, names, job_id, seconds=_JOB_TIMEOUT)
-        found = [] if problem else [_read(made / name) for name in names]
+        nodes_found = [] if problem else [_read(made / name) for name in names]
         seconds = time.monotonic() - began
-        met = _handshake(made, job_id) if len(found) > 1 else None
+        handshake = _handshake(made, job_id) if len(nodes_found) > 1 else None
     except SlurmError as error:
-        found, problem = [], str(error)
+        nodes_found, problem = [], str(error)
     finally:
         if job_id:
             with contextlib.suppress(SlurmError):  # SLURM may no longer know it
                 slurm.cancel([job_id])
         shutil.rmtree(made, ignore_errors=True)
-    if not found:
+    if not nodes_found:
         advice = (
             "check that nodes see this folder and Python under the same paths; or wait, if it was pending"
         )
         yield wrong("job", problem, advice=advice)
         return
-    hosts = " and ".join(node["host"] for node in found)
+    hosts = " and ".join(node["host"] for node in nodes_found)
     yield good("job", f"{hosts} answered within {seconds:.0f} s, through {made.parent}")
     alike = site.python is None
-    yield _first_wrong([software_check(node["versions"], alike=alike) for node in found])
-    if met is None:
+    yield _first_wrong([software_check(node["versions"], alike=alike) for node in nodes_found])
+    if handshake is None:
         yield good("two nodes", "not tried", note="the profile allows one node (max_nodes)")
     else:
-        yield from handshake_checks(site, hosts, met)
+        yield from handshake_checks(site, hosts, handshake)
     if site.gpus_per_node:
-        yield _first_wrong([_gpus_check(site, node) for node in found])
+        yield _first_wrong([_gpus_check(site, node) for node in nodes_found])
 
 
 def _command(site: Site, folder: Path) -> list[str]:
@@ -152,28 +152,30 @@ def _gpus_check(site: Site, node: dict[str, Any]) -> Check:
     return wrong("gpus of a node", f"the job requested a GPU on {node['host']} and saw none", advice=advice)
 
 
-def handshake_checks(site: Site, hosts: str, met: dict[str, Any]) -> Iterator[Check]:
+def handshake_checks(site: Site, hosts: str, handshake: dict[str, Any]) -> Iterator[Check]:
     """Whether ranks on two nodes found each other and exchanged tensors.
 
     Args:
         site: site profile.
         hosts: names of the two nodes.
-        met: result of `stages.comm.handshake`, or `problem`.
+        handshake: result of `stages.comm.handshake`, or `problem`.
     """
-    if "problem" in met:
+    if "problem" in handshake:
         advice = "check that nodes see the Python environment and this folder under the same paths"
-        yield wrong("two nodes", met["problem"], advice=advice)
+        yield wrong("two nodes", handshake["problem"], advice=advice)
         return
     advice = (
         f"set {site.file}: network_interface to the interface between nodes; a firewall between nodes must "
         "allow connections on all ports"
     )
     for name, kind in (("two nodes", "gloo"), ("two nodes, GPUs", "nccl")):
-        if met.get(kind):
-            yield wrong(name, f"{kind}: {met[kind]}", advice=advice)
-        elif kind in met:
-            detail = f"ranks on {hosts} found each other and exchanged tensors ({exchanged(kind, met)})"
-            yield good(name, detail, note=_OVER_TCP if "Socket" in met.get("nccl_transport", "") else "")
+        if handshake.get(kind):
+            yield wrong(name, f"{kind}: {handshake[kind]}", advice=advice)
+        elif kind in handshake:
+            detail = f"ranks on {hosts} found each other and exchanged tensors ({exchanged(kind, handshake)})"
+            yield good(
+                name, detail, note=_OVER_TCP if "Socket" in handshake.get("nccl_transport", "") else ""
+            )
 
 
 def software_check(versions: dict[str, str], *, alike: bool) -> Check:

@@ -1,4 +1,4 @@
-"""Removing runs from an experiment: what would be lost, and the removal itself."""
+"""Removing runs from an experiment: what would be lost, and the removal."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
 
-_SECONDS_OF_ACCOUNTS = 10.0
+_ACCOUNTING_SECONDS = 10.0
 """Time within which SLURM's accounting knows that a job has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss:
-    """What is lost with a run."""
+class RunToRemove:
+    """A run, and what is lost with it."""
 
     run: Run
     state: str
@@ -45,8 +45,10 @@ class Loss:
         return f"{self.run.folder}: {', '.join(parts)}"
 
 
-def losses(experiment: Experiment, runs: Sequence[Run]) -> list[Loss]:
-    """What would be lost with these runs. Writes nothing, but for the end of runs whose processes vanished.
+def checked(experiment: Experiment, runs: Sequence[Run]) -> list[RunToRemove]:
+    """These runs with what would be lost, checked to be neither running nor queued.
+
+    Writes nothing, but for the end of runs whose processes vanished.
 
     Raises:
         UserError: a run is running or may be queued, or is elsewhere, or no run would be left.
@@ -55,7 +57,7 @@ def losses(experiment: Experiment, runs: Sequence[Run]) -> list[Loss]:
     for run in runs:
         _check_inside(experiment, run)
     _check_some_left(experiment, ids)
-    deadline = time.monotonic() + _SECONDS_OF_ACCOUNTS
+    deadline = time.monotonic() + _ACCOUNTING_SECONDS
     while True:
         statuses = SlurmQueue(experiment).run_statuses(with_accounting=True)
         chosen = [each for each in statuses if each.run.id in ids]
@@ -63,7 +65,7 @@ def losses(experiment: Experiment, runs: Sequence[Run]) -> list[Loss]:
             _check_idle(each)
         going_on = [each for each in chosen if each.is_accounted_live]
         if not going_on:
-            return [_loss(each) for each in chosen]
+            return [_to_remove(each) for each in chosen]
         if time.monotonic() > deadline:
             job = f"its job {going_on[0].job_id} as {going_on[0].job_state}"
             raise UserError(
@@ -77,7 +79,7 @@ def remove_runs(experiment: Experiment, runs: Sequence[Run]) -> None:
     """Remove runs and their cells. `asyncpp sweep` with the experiment's template adds the cells again.
 
     Raises:
-        UserError: as `losses`; nothing is removed then.
+        UserError: as `checked`; nothing is removed then.
     """
     ids = {run.id for run in runs}
     with experiment_locked(experiment.folder):
@@ -93,11 +95,11 @@ def _check_some_left(experiment: Experiment, ids: set[str]) -> None:
         raise UserError(f"{experiment.folder} has no other runs; to remove all of it, remove the folder")
 
 
-def _loss(run_status: RunStatus) -> Loss:
+def _to_remove(run_status: RunStatus) -> RunToRemove:
     run, status = run_status.run, run_status.status
     files = [file for file in run.folder.rglob("*") if file.is_file() and not file.is_symlink()]
     checkpoints = list(run.checkpoints.glob("step-*")) if run.checkpoints.is_dir() else []
-    return Loss(
+    return RunToRemove(
         run=run,
         state=str(status.state),
         step=status.step,

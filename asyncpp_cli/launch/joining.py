@@ -152,9 +152,9 @@ def _claim(run: Run, rank_env: RankEnv, *, replay: bool, config: RunConfig) -> A
             raise _completed(run)
         running = Attempt(run, status.attempt)
         before, renewals = renewals, (running.number, renewed_at(running))
-        is_run = _is_run_here(running) or (before is not None and before != renewals)
-        ends = bool(running.early_exits or running.stop_reason)
-        if (is_run and not ends) or time.monotonic() > deadline:
+        is_alive = _is_alive_here(running) or (before is not None and before != renewals)
+        is_ending = bool(running.early_exits or running.stop_reason)
+        if (is_alive and not is_ending) or time.monotonic() > deadline:
             raise UserError(f"{run.folder} is being run on {status.host} (attempt {status.attempt})")
         time.sleep(_POLL_SECONDS)
 
@@ -163,7 +163,7 @@ def _completed(run: Run) -> CompletedError:
     return CompletedError(f"{run.folder} is completed: nothing is left to train")
 
 
-def _is_run_here(attempt: Attempt) -> bool:
+def _is_alive_here(attempt: Attempt) -> bool:
     """Whether a rank's process is alive on this machine, or the one that is to start them."""
     claimed = attempt.read(Claimed)
     processes = [process for rank in attempt.ranks_with(RankStart) for process in attempt.processes(rank)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import signal
 import subprocess
 import sys
@@ -18,12 +17,12 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import FAILED, DamagedError, refusal_of
+from asyncpp_cli.base.import_path import environment_of_program
 from asyncpp_cli.experiment.run_data import config_to_train, naming_config
 from asyncpp_cli.launch.common.options import NO_PAUSES, Pauses, check_pause
 from asyncpp_cli.launch.common.supervisor import TAKEN_OVER
@@ -34,7 +33,7 @@ from asyncpp_cli.runs.attempts.settle import current_status, override_outcome, s
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status, is_done
-from asyncpp_cli.sites.resources import Machine, Resources, import_path, resources_of
+from asyncpp_cli.sites.resources import Machine, Resources, resources_of
 from schedules import ScheduleError
 from stages.config.own_code import check_code
 from stages.config.run_config import RunConfig
@@ -75,12 +74,10 @@ class LocalJobs:
             devices: GPUs that its processes use, or none.
         """
         words = [str(attempt.run.folder.absolute()), str(attempt.number), str(resources.processes)]
-        # `python -m` would look in the working folder first, where the user may have a package `optimizers`.
-        path = {"PYTHONSAFEPATH": "1", "PYTHONPATH": import_path(str(Path(__file__).parents[2]))}
         with attempt.startup_log.open("ab") as errors:
             self._supervisors[attempt.run.id] = subprocess.Popen(
                 [sys.executable, "-m", "asyncpp_cli.launch.common.supervisor", *words, ",".join(devices)],
-                env=dict(os.environ) | path,
+                env=environment_of_program(),
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,

@@ -13,12 +13,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from asyncpp_cli.base.console import roughly
+from asyncpp_cli.base.import_path import environment_of_program
 from asyncpp_cli.base.progress import shown
 from asyncpp_cli.planner.cells import estimate_key
 from asyncpp_cli.planner.costs.profile_costs import Measured, conditions
 from asyncpp_cli.planner.estimate import estimate
 from asyncpp_cli.runs.config_file import config_text
-from asyncpp_cli.sites.resources import Machine, import_path, resources_of, this_machine
+from asyncpp_cli.sites.resources import Machine, resources_of, this_machine
 from stages.config.own_code import named_code
 from stages.config.run_config import OWN_SPLIT, RunConfig, eval_microbatches, tokens_per_step
 from stages.config.segments import as_data_ranks
@@ -104,10 +105,9 @@ def _measured(configs: Collection[RunConfig]) -> list[Measured]:
         files = [Path(folder, f"{number}.yaml") for number, _ in enumerate(configs)]
         for file, config in zip(files, configs, strict=True):
             file.write_text(config_text(config), encoding="utf-8")
-        path = {"PYTHONSAFEPATH": "1", "PYTHONPATH": import_path(str(Path(__file__).parents[2]))}
         done = subprocess.run(
             [sys.executable, "-m", "asyncpp_cli.planner.costs.measure", str(os.getpid()), *map(str, files)],
-            env=dict(os.environ) | path,
+            env=environment_of_program(),
             capture_output=True,
             check=False,
         )

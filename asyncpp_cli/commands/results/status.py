@@ -145,13 +145,14 @@ def _cell_rows(
     for values, run_statuses in by_cell.items():
         counts = Counter(_state(run_status) for run_status in run_statuses)
         losses = [loss for each in run_statuses if (loss := each.status.train_loss) is not None]
-        steps, of = (sum(getattr(each.status, name) for each in run_statuses) for name in ("step", "steps"))
+        done = sum(each.status.step for each in run_statuses)
+        steps = sum(each.status.steps for each in run_statuses)
         rows.append(
             [
                 *values,
                 str(len(run_statuses)),
                 *(str(counts[state] or "") for state in states),
-                f"{100 * steps // of}%" if of else "",
+                f"{100 * done // steps}%" if steps else "",
                 f"{sum(losses) / len(losses):.3f}" if losses else "",
                 _hours(total(costs[each.run.id] for each in run_statuses)),
             ]

@@ -22,7 +22,7 @@ def remove(
     `asyncpp sweep` with the experiment's template adds the cells again, as runs that never started.
     """
     from asyncpp_cli.base.console import agreed, command, say
-    from asyncpp_cli.experiment.removal import losses, remove_runs
+    from asyncpp_cli.experiment.removal import checked, remove_runs
     from asyncpp_cli.runs.experiment_folder import runs_named
 
     experiment, chosen = runs_named(folder, runs)
@@ -31,8 +31,8 @@ def remove(
             f"no runs named; accepted: {folder}/RUN, or ids after the folder, as {command('status', folder)} "
             "shows them"
         )
-    for loss in losses(experiment, chosen):
-        say(loss.text)
+    for each in checked(experiment, chosen):
+        say(each.text)
     noun = "this run" if len(chosen) == 1 else f"these {len(chosen)} runs"
     if not yes and not agreed(f"Remove {noun} for good?", refused="Nothing was removed."):
         raise typer.Exit(1)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.import_path import import_path_in_bash
 from asyncpp_cli.launch.common.arrays import JobShape
 from asyncpp_cli.launch.common.early_signals import SIGNAL_VARIABLE
 from asyncpp_cli.launch.common.snapshot import interpreter
 from asyncpp_cli.sites.profile import Site, setup_commands
-from asyncpp_cli.sites.resources import import_path_in_bash
 from asyncpp_cli.slurm.client import SlurmError, error_text, run_command
 
 

@@ -77,11 +77,6 @@ def test_help_imports_nothing_slow(command: str, helped: dict[str, tuple[int, st
     assert not re.search(r"^  [^-\s].* <(list|str|path)", output, re.MULTILINE)
 
 
-def test_help_is_the_same_without_docstrings(helped: dict[str, tuple[int, str, set[str]]]) -> None:
-    ends = after_each([[*command.split(), "--help"] for command in COMMANDS], "-OO")
-    assert [output for _, output, _ in ends] == [output for _, output, _ in helped.values()]
-
-
 def test_the_first_list_has_what_users_type(helped: dict[str, tuple[int, str, set[str]]]) -> None:
     _, output, _ = helped[""]
     listed = re.findall(r"^  (\w+)  +[A-Z]", output.partition("Commands:")[2], re.MULTILINE)

@@ -92,7 +92,7 @@ def test_a_running_run_is_refused_together_with_all_others(folder: Path) -> None
 def test_a_run_that_starts_while_it_asks_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = open_experiment(folder)
     chosen = [experiment.run("run-1"), experiment.run("run-2")]
-    removal.losses(experiment, chosen)
+    removal.checked(experiment, chosen)
     claimed(chosen[1], processes=1, replay=True, steps=4)
     before = contents(folder)
     with pytest.raises(api.UserError, match="run-2 is running"):
@@ -119,7 +119,7 @@ def test_a_run_that_slurm_does_not_list_but_that_shows_signs_of_life_is_kept(
     for name, said in (("scontrol", "ClusterName = c"), ("squeue", ""), ("sacct", f"$(cat {accounts})")):
         write_program(tmp_path / name, f'echo "{said}" | grep -v "^$" || :')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(removal, "_SECONDS_OF_ACCOUNTS", 0.0)
+    monkeypatch.setattr(removal, "_ACCOUNTING_SECONDS", 0.0)
     slurm.cluster.cache_clear()
     start = attempt.file(RankStart, 0)
     for state, seconds, message in (

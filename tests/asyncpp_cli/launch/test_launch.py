@@ -26,6 +26,7 @@ from support.launches import (
 from support.privileges import with_loopback
 from support.rows import plain
 
+from asyncpp_cli.base.import_path import import_path, import_path_in_bash
 from asyncpp_cli.experiment.template import load, text_of
 from asyncpp_cli.report.load.measure import measure
 from asyncpp_cli.report.load.metrics_rows import read_metrics
@@ -35,7 +36,6 @@ from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.processes import ProcessId, is_gone
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State
-from asyncpp_cli.sites.resources import import_path, import_path_in_bash
 
 
 def starts(run: Run) -> int:
