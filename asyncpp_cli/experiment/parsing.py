@@ -33,9 +33,9 @@ class Model:
     """What a template's key `model` stands for."""
 
     settings: Settings
-    """Of the section `model`. An empty name becomes that of the shape, once it is known (`matrix`)."""
+    """Settings of the section `model`. An empty name becomes that of the shape, once it is known (`matrix`)."""
     recommended: Settings
-    """Of other sections, for a cell that does not set them."""
+    """Settings of other sections, for a cell that does not set them."""
     name_prefix: str = ""
 
 
