@@ -166,7 +166,7 @@ class Experiment:
         from asyncpp_cli.report.formats.plotly_charts import plotly_figure
 
         report = self._report(keep_steps=True)
-        drawn = loss_charts(report.cells) | charts(report.cells, report.tunings)
+        drawn = loss_charts(report.cells) | charts(report)
         return {
             name: go.Figure(plotly_figure(chart)).update_layout(template="plotly_white", margin={"t": 20})
             for name, chart in drawn.items()

@@ -37,15 +37,20 @@ class Heading:
     right: bool = False
     """Whether the column is aligned right."""
     secondary: bool = False
-    """Whether a phone hides the column until it is asked to show all."""
+    """Whether a phone hides the column until it is asked to show all, as it does those with an order."""
     extra: bool = False
     """Whether every page does."""
-    share_order: int | None = None
+    share: int | None = None
     """Place in the order of giving way: moved below the table, if all rows have the same text."""
-    hide_order: int | None = None
+    hide: int | None = None
     """Place in the same order: hidden."""
     fold: bool = False
     """Prose, which may be folded between words."""
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether it has an order."""
+        return self.share is not None or self.hide is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,8 +187,8 @@ class Table:
         """Columns in the order in which they give way; others do so last, from the right."""
         places = range(1, len(self.headings))
         yield from (place for place in places if not any(row[place] for row in self.rows))
-        orders = [(heading.share_order, False, place) for place, heading in enumerate(self.headings)]
-        orders += [(heading.hide_order, True, place) for place, heading in enumerate(self.headings)]
+        orders = [(heading.share, False, place) for place, heading in enumerate(self.headings)]
+        orders += [(heading.hide, True, place) for place, heading in enumerate(self.headings)]
         for _, hide, place in sorted(each for each in orders if each[0] is not None):
             if hide or len({row[place] for row in self.rows}) == 1:
                 yield place
@@ -251,8 +256,8 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]], *, fit: Fit 
                 title=title,
                 break_title="\n" not in title,
                 right=bool(texts) and all(map(_NUMBER.fullmatch, texts)),
-                share_order=0 if title in fit.share and len(rows) > 1 else None,
-                hide_order=fit.hide.index(title) + 1 if title in fit.hide else None,
+                share=0 if title in fit.share and len(rows) > 1 else None,
+                hide=fit.hide.index(title) + 1 if title in fit.hide else None,
                 fold=title in fit.fold,
             )
         )

@@ -11,12 +11,10 @@ from pathlib import Path
 from asyncpp_cli.base.atomic_files import real_folder, write_output
 from asyncpp_cli.base.console import say
 from asyncpp_cli.base.progress import shown
-from asyncpp_cli.planner.cells import DEFAULT_GPU
-from asyncpp_cli.report.analysis.aggregate import against, aggregate_best
+from asyncpp_cli.report.analysis.aggregate import aggregate_best, compare_all
 from asyncpp_cli.report.analysis.answer import by_loss
-from asyncpp_cli.report.analysis.cells import CellResult
-from asyncpp_cli.report.analysis.transfer import Target, Transfer, transfers
-from asyncpp_cli.report.analysis.verdict import verdicts
+from asyncpp_cli.report.analysis.transfer import Target, Transfer
+from asyncpp_cli.report.analysis.verdict import Verdict
 from asyncpp_cli.report.formats.options import ReportOptions
 from asyncpp_cli.report.formats.text import to_table
 from asyncpp_cli.report.load.experiments import load
@@ -79,11 +77,11 @@ def build_report(experiments: Sequence[Experiment], options: ReportOptions, *, k
         target=options.target,
     )
     if options.against is not None:
-        cells = against(cells, options.against)
+        compare_all(cells, options.against)
     if options.sort:
         cells = by_loss(cells)
     problems = [problem for run in runs for problem in run.problems]
-    return Report(
+    report = Report(
         name=" + ".join(dict.fromkeys(experiment.name for experiment in experiments)),
         cells=cells,
         notes=[*notes, *remarks, *problems],
@@ -92,14 +90,18 @@ def build_report(experiments: Sequence[Experiment], options: ReportOptions, *, k
         cols=cols,
         values=options.value or "val_loss",
         tunings=tunings,
-        transfers=_transfers(cells, options),
     )
+    report.transfers = _transfers(report.verdicts, options)
+    return report
 
 
-def _transfers(cells: Sequence[CellResult], options: ReportOptions) -> list[Transfer]:
+def _transfers(found: Sequence[Verdict], options: ReportOptions) -> list[Transfer]:
     """The verdicts carried over to the run of `--for`."""
     if options.model is None or options.gpus is None:
         return []
+    from asyncpp_cli.planner.cells import DEFAULT_GPU
+    from asyncpp_cli.report.analysis.planned import transfers
+
     target = Target(
         model=options.model,
         gpus=options.gpus,
@@ -107,7 +109,7 @@ def _transfers(cells: Sequence[CellResult], options: ReportOptions) -> list[Tran
         device=options.device or DEFAULT_GPU,
     )
     with shown(f"planning {options.model}"):
-        return transfers(verdicts(cells), target)
+        return transfers(found, target)
 
 
 def _left_behind(tunings: Sequence[Tuning]) -> set[str]:

@@ -111,9 +111,8 @@ class PointReader:
             case Segment():
                 busy = [share for share in row.busy if share is not None]
                 delays = [delay for delay in row.delay_max if delay is not None]
-                timed = row.steady_seconds > 0
                 values = {
-                    "speed/tokens_per_second": row.steady_tokens / row.steady_seconds if timed else None,
+                    "speed/tokens_per_second": row.tokens_per_second,
                     "speed/bubble": 1 - sum(busy) / len(busy)
                     if busy and len(busy) == len(row.busy)
                     else None,

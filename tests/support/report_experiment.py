@@ -12,9 +12,10 @@ from support.attempts import claimed
 from support.launches import TINY
 
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
+from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.formats.charts import Chart, charts
 from asyncpp_cli.report.formats.records import to_json
 from asyncpp_cli.report.load.experiments import load
-from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.runs.attempts.settle import end_rank
@@ -192,6 +193,11 @@ def report_of(folder: Path, *, keep_steps: bool = False, target: float | None = 
     return Report(name=experiment.name, cells=cells, notes=notes)
 
 
+def charts_of_cells(cells: Sequence[CellResult]) -> dict[str, Chart]:
+    """The charts of a report with these cells."""
+    return charts(Report(name="trial", cells=cells, notes=()))
+
+
 def cells_of(folder: Path) -> list[dict[str, Any]]:
     cells: list[dict[str, Any]] = json.loads(to_json(report_of(folder)))
     return cells
@@ -237,14 +243,16 @@ def run(
     measured: Mapping[str, Any] | None = None,
     **further: Any,
 ) -> RunResult:
-    """A run's result without files; `measured` has further fields of its measurement, `further` settings."""
+    """A run's result without files; `measured` has further fields, `further` settings."""
     return RunResult(
         id=id or f"{schedule}-{seed}",
         axes=dict(axes or {}),
         config=settings(schedule, optimizer, error_feedback, seed, **further),
         state=state,
         loss_of=loss_of,
-        measurement=Measurement(val_loss=loss, tokens_per_second=speed, **(measured or {})),
+        val_loss=loss,
+        tokens_per_second=speed,
+        **(measured or {}),
     )
 
 

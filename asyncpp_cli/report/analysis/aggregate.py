@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.cells import CellResult, arm_names, value_text
-from asyncpp_cli.report.load.run import RunResult, Settings, grouped, settings_of
+from asyncpp_cli.report.load.run import RunResult, Settings, grouped, only, settings_of
 from asyncpp_cli.tune.standing import is_on_edge
 from schedules import KNOWN
 
@@ -44,11 +43,12 @@ def aggregate_best(
     choices: list[str] = []
     if best_over:
         cells, choices = keep_best(cells, best_over)
-    chosen = (*best_over, *tuned)
-    cells = [replace(cell, chosen=chosen) for cell in cells]
-    cells, lacking = linked(cells, ignoring=chosen)
     cell_of = {run.id: cell for cell in cells for run in cell.runs}
-    cells = [replace(cell, loss_of=cell_of.get(cell.runs[0].loss_of or "")) for cell in cells]
+    for cell, name in zip(cells, arm_names(cells), strict=True):
+        cell.name = name
+        cell.chosen = (*best_over, *tuned)
+        cell.loss_of = cell_of.get(cell.runs[0].loss_of or "")
+    lacking = link(cells, ignoring=(*best_over, *tuned))
     return cells, [*notes, *lacking], choices
 
 
@@ -59,40 +59,34 @@ def named(cells: Sequence[CellResult], words: str) -> CellResult:
         UserError: none has, or several have.
     """
     asked = set(words.split())
-    names = arm_names(cells)
-    found = [(cell, name) for cell, name in zip(cells, names, strict=True) if asked <= {*name.split()}]
-    exact = [each for each in found if {*each[1].split()} == asked]
+    found = [cell for cell in cells if asked <= {*cell.name.split()}]
+    exact = [cell for cell in found if {*cell.name.split()} == asked]
     if len(exact or found) != 1:
         what = "no arm has these words" if not found else "several arms have these words"
-        accepted = "; ".join([name for _, name in found] or names)
+        accepted = "; ".join(cell.name for cell in found or cells)
         raise UserError(f"--against {words}: {what}; accepted: {accepted}")
-    return (exact or found)[0][0]
+    return (exact or found)[0]
 
 
-def against(cells: Sequence[CellResult], words: str) -> list[CellResult]:
-    """The cells, each with the one that is named as its `reference`.
+def compare_all(cells: Sequence[CellResult], words: str) -> None:
+    """Set the cell that is named as the `reference` of the others.
 
     Raises:
         UserError: as of `named`.
     """
     reference = named(cells, words)
-    return [cell if cell is reference else replace(cell, reference=reference) for cell in cells]
+    for cell in cells:
+        if cell is not reference:
+            cell.compare_with_reference(reference)
 
 
 def _group_by_all_but_seed(runs: Sequence[RunResult]) -> list[list[RunResult]]:
     """Groups of runs with the same configuration but for the seed; by axes where it cannot be read."""
+    keys = [settings_of(run.axes if run.config is None else run.config) for run in runs]
     configuration_of_axes: dict[Settings, Settings] = {}
-
-    def configuration(run: RunResult) -> Settings:
-        return settings_of(run.config or {}, lambda key: not key.startswith(("seed", "site.")))
-
-    def axes(run: RunResult) -> Settings:
-        return settings_of(run.axes, lambda key: not key.startswith("seed"))
-
-    keys = [axes(run) if run.config is None else configuration(run) for run in runs]
     for run, key in zip(runs, keys, strict=True):
         if run.config is not None:
-            configuration_of_axes.setdefault(axes(run), key)
+            configuration_of_axes.setdefault(settings_of(run.axes), key)
     pairs = grouped(zip(runs, keys, strict=True), lambda pair: configuration_of_axes.get(pair[1], pair[1]))
     return [[run for run, _ in group] for group in pairs]
 
@@ -145,8 +139,8 @@ def _is_synchronous(schedule: str, runs: Sequence[RunResult]) -> bool:
     """Whether a schedule has no delay: as declared, or for a custom one as its runs measured."""
     if schedule in KNOWN:
         return KNOWN[schedule].synchronous
-    measured = [run.measurement for run in runs if run.measurement.delay is not None]
-    return bool(measured) and all(values.delay == values.mismatch == 0 for values in measured)
+    measured = [run for run in runs if run.delay is not None]
+    return bool(measured) and all(run.delay == run.mismatch == 0 for run in measured)
 
 
 def keep_best(cells: Sequence[CellResult], keys: Sequence[str]) -> tuple[list[CellResult], list[str]]:
@@ -174,7 +168,8 @@ def keep_best(cells: Sequence[CellResult], keys: Sequence[str]) -> tuple[list[Ce
             kept += arm
             continue
         best = min(tried, key=lambda cell: cell.val_loss.mean if cell.val_loss else math.inf)
-        kept.append(replace(best, tried=tuple(arm)))
+        best.tried = tuple(arm)
+        kept.append(best)
         counts.append(best.n)
         values = ", ".join(_printed(cell, keys) for cell in tried)
         without_result = f" ({missing} more without a result)" if missing else ""
@@ -209,9 +204,7 @@ def _sentences(best_by_values: Mapping[str, Sequence[str]], keys: str, counts: S
 
 def arm_settings(cell: CellResult, keys: Sequence[str]) -> Settings:
     """What the cells of an arm have in common."""
-    left_out = {*keys, *(SHORTHANDS.get(key, key) for key in keys), "seed"}
-    known = cell.runs[0].axes if cell.config is None else cell.config
-    return settings_of(known, lambda key: key not in left_out and not key.startswith("site."))
+    return cell.without(*keys, *(SHORTHANDS.get(key, key) for key in keys))
 
 
 def _printed(cell: CellResult, keys: Sequence[str]) -> str:
@@ -234,8 +227,8 @@ _MOST_NAMED = 4
 """Keys that a sentence names."""
 
 
-def linked(cells: Sequence[CellResult], *, ignoring: Sequence[str]) -> tuple[list[CellResult], list[str]]:
-    """Each cell with its `baseline`, `fastest` and `uncorrected` cell.
+def link(cells: Sequence[CellResult], *, ignoring: Sequence[str]) -> list[str]:
+    """Set the cells that each is compared with (`CellResult.compare`).
 
     Counterparts differ in schedule and corrections alone; they share `schedule.microbatches`, which decides
     the tokens per step.
@@ -245,50 +238,39 @@ def linked(cells: Sequence[CellResult], *, ignoring: Sequence[str]) -> tuple[lis
         ignoring: configuration keys that may differ, too.
 
     Returns:
-        The cells in order, and remarks on delayed cells without a counterpart.
+        Remarks on delayed cells without a counterpart.
     """
     ignored = tuple(SHORTHANDS.get(key, key) for key in ignoring)
-    compared = [_settings_without(cell, "schedule.", *CORRECTION, *ignored) for cell in cells]
-    candidates: dict[Settings, list[CellResult]] = {}
-    for cell, settings in zip(cells, compared, strict=True):
-        if cell.synchronous and settings is not None:
-            candidates.setdefault(settings, []).append(cell)
-    with_baseline = [
-        replace(cell, baseline=_baseline(cell, candidates.get(settings, []) if settings else []))
-        for cell, settings in zip(cells, compared, strict=True)
-    ]
-    with_baseline = _with_fastest(with_baseline, ignored)
-    arms = [_settings_without(cell, *CORRECTION, *ignored) for cell in with_baseline]
-    uncorrected = {arm: cell for cell, arm in zip(with_baseline, arms, strict=True) if not cell.corrected}
-    with_both = [
-        replace(cell, uncorrected=uncorrected.get(arm) if cell.corrected and arm is not None else None)
-        for cell, arm in zip(with_baseline, arms, strict=True)
-    ]
-    return with_both, _without_counterpart(with_both, compared)
-
-
-def _with_fastest(cells: Sequence[CellResult], ignored: Sequence[str]) -> list[CellResult]:
-    """Each cell with the fastest synchronous cell of its settings, of any length."""
-    shared = [_settings_without(cell, "schedule.", *CORRECTION, *LENGTH, *ignored) for cell in cells]
+    compared = [_but_for(cell, "schedule.", *CORRECTION, *ignored) for cell in cells]
+    of_any_length = [_but_for(cell, "schedule.", *CORRECTION, *LENGTH, *ignored) for cell in cells]
+    arms = [_but_for(cell, *CORRECTION, *ignored) for cell in cells]
+    synchronous: dict[Settings, list[CellResult]] = {}
     fastest: dict[Settings, CellResult] = {}
-    for cell, settings in zip(cells, shared, strict=True):
-        if cell.synchronous and settings is not None and cell.tokens_per_second is not None:
-            known = fastest.get(settings, cell).tokens_per_second
-            if known is None or cell.tokens_per_second.mean >= known.mean:
-                fastest[settings] = cell
-    found = [fastest.get(settings) if settings is not None else None for settings in shared]
-    return [
-        replace(cell, fastest=None if other is cell else other)
-        for cell, other in zip(cells, found, strict=True)
-    ]
+    for cell, settings, without_length in zip(cells, compared, of_any_length, strict=True):
+        if not cell.synchronous or cell.config is None:
+            continue
+        synchronous.setdefault(settings, []).append(cell)
+        if (speed := cell.tokens_per_second) is not None:
+            known = fastest.get(without_length, cell).tokens_per_second
+            if known is None or speed.mean >= known.mean:
+                fastest[without_length] = cell
+    uncorrected = {
+        arm: cell for cell, arm in zip(cells, arms, strict=True) if cell.config and not cell.corrected
+    }
+    for cell, settings, without_length, arm in zip(cells, compared, of_any_length, arms, strict=True):
+        if cell.config is not None:
+            other = fastest.get(without_length)
+            cell.compare(
+                baseline=_baseline(cell, synchronous.get(settings, [])),
+                fastest=None if other is cell else other,
+                uncorrected=uncorrected.get(arm) if cell.corrected else None,
+            )
+    return _without_counterpart(cells, compared)
 
 
-def _settings_without(cell: CellResult, *prefixes: str) -> Settings | None:
-    """The cell's settings without the seed, the site and keys with these prefixes; None if unknown."""
-    if cell.config is None:
-        return None
-    left_out = (*prefixes, "seed", "site.")
-    return cell.settings(lambda key: key == "schedule.microbatches" or not key.startswith(left_out))
+def _but_for(cell: CellResult, *names: str) -> Settings:
+    """The cell's settings without those of these keys and sections, but with its micro-batches."""
+    return cell.without(*names) | only(cell.settings, "schedule.microbatches")
 
 
 def _baseline(cell: CellResult, matched: Sequence[CellResult]) -> CellResult | None:
@@ -300,17 +282,20 @@ def _baseline(cell: CellResult, matched: Sequence[CellResult]) -> CellResult | N
     return preferred
 
 
-def _without_counterpart(cells: Sequence[CellResult], compared: Sequence[Settings | None]) -> list[str]:
+def _without_counterpart(cells: Sequence[CellResult], compared: Sequence[Settings]) -> list[str]:
     """Remarks on delayed cells without a counterpart, with the keys in which the nearest one differs."""
-    known = [(cell, name, s) for cell, name, s in zip(cells, arm_names(cells), compared, strict=True) if s]
-    lengths: dict[Settings | None, set[object]] = {}
-    for cell, _, _ in known:
-        lengths.setdefault(_settings_without(cell, *LENGTH), set()).add(cell.value("train.steps"))
+    lengths: dict[Settings, set[object]] = {}
+    for cell in cells:
+        lengths.setdefault(_but_for(cell, *LENGTH), set()).add(cell.value("train.steps"))
     # An arm of several lengths is compared by its verdict.
-    known = [each for each in known if len(lengths[_settings_without(each[0], *LENGTH)]) == 1]
-    synchronous = [settings for cell, _, settings in known if cell.synchronous][:_MOST_COMPARED]
+    known = [
+        (cell, settings)
+        for cell, settings in zip(cells, compared, strict=True)
+        if cell.config is not None and len(lengths[_but_for(cell, *LENGTH)]) == 1
+    ]
+    synchronous = [settings for cell, settings in known if cell.synchronous][:_MOST_COMPARED]
     alone = [
-        (name, settings) for cell, name, settings in known if not cell.synchronous and cell.baseline is None
+        (cell.name, settings) for cell, settings in known if not cell.synchronous and cell.baseline is None
     ]
     if not synchronous:
         return []

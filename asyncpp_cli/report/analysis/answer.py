@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from asyncpp_cli.report.analysis.cells import CellResult, arm_names
+from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.conditions import busy_text
 from asyncpp_cli.report.analysis.statistics import Pairs, pairs
 from asyncpp_cli.runs.attempts.cost import cost_text, total
@@ -24,17 +24,16 @@ class Answer:
 
 def answer(cells: Sequence[CellResult]) -> Answer | None:
     """The arm with the lowest mean loss; None without a loss that is finite."""
-    names = dict(zip(map(id, cells), arm_names(cells), strict=True))
     ordered = by_loss(cells)
     if not ordered or mean_loss(ordered[0]) == math.inf:
         return None
     best = ordered[0]
     others = [cell for cell in ordered[1:] if mean_loss(cell) < math.inf and not _is_same_arm(best, cell)]
-    parts = [f"Best: {names[id(best)]}, {_loss_text(best)}"]
+    parts = [f"Best: {best.name}, {_loss_text(best)}"]
     if others:
         compared = pairs(others[0].losses, best.losses)
-        parts.append(f"{names[id(others[0])]} {difference_text(compared)}")
-    if unlike := _unlike(best, cells, names):
+        parts.append(f"{others[0].name} {difference_text(compared)}")
+    if unlike := _unlike(best, cells):
         parts.append(f"not like with like: {unlike}")
     if (cost := total(cell.cost for cell in cells)) is not None:
         parts.append(f"cost {cost_text(cost)}")
@@ -75,13 +74,10 @@ def _loss_text(cell: CellResult) -> str:
 def _is_same_arm(one: CellResult, other: CellResult) -> bool:
     """Whether two cells differ in their synchronous schedule alone, so that their losses are the same."""
 
-    def settings(cell: CellResult) -> object:
-        return cell.settings(lambda key: not key.startswith(("schedule.", "seed", "site.")))
-
-    return one.synchronous and other.synchronous and settings(one) == settings(other)
+    return one.synchronous and other.synchronous and one.without("schedule.") == other.without("schedule.")
 
 
-def _unlike(best: CellResult, cells: Sequence[CellResult], names: dict[int, str]) -> str:
+def _unlike(best: CellResult, cells: Sequence[CellResult]) -> str:
     """The arms that differ from the best one in steps, updates per step or seeds; empty if none does."""
     steps, seeds = best.value("train.steps"), best.losses.keys()
     found = []
@@ -89,10 +85,10 @@ def _unlike(best: CellResult, cells: Sequence[CellResult], names: dict[int, str]
         if cell is best or mean_loss(cell) == math.inf:
             continue
         if cell.value("train.steps") != steps:
-            found.append(f"{names[id(cell)]} ({cell.value('train.steps')} steps, not {steps})")
+            found.append(f"{cell.name} ({cell.value('train.steps')} steps, not {steps})")
         elif cell.updates_per_step != best.updates_per_step and cell.updates_per_step is not None:
-            found.append(f"{names[id(cell)]} ({cell.updates_per_step:g} updates per step)")
+            found.append(f"{cell.name} ({cell.updates_per_step:g} updates per step)")
         elif lacking := sorted(seeds ^ cell.losses.keys(), key=str):
-            found.append(f"{names[id(cell)]} (seeds: {', '.join(map(str, lacking))} in one of both alone)")
+            found.append(f"{cell.name} (seeds: {', '.join(map(str, lacking))} in one of both alone)")
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return f"{', '.join(found[:_MOST_NAMED])}{more}"

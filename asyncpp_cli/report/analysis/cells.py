@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from operator import attrgetter
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -14,18 +14,27 @@ from asyncpp_cli.report.analysis.statistics import (
     Interval,
     Pairs,
     Spread,
-    exp,
     paired,
     pairs,
     spread,
     welch,
 )
 from asyncpp_cli.report.load.measure import Slowest
-from asyncpp_cli.report.load.run import STATES_BY_WEIGHT, RunResult, Settings, settings_of
+from asyncpp_cli.report.load.run import STATES_BY_WEIGHT, RunResult, Settings, only, settings_of
 from asyncpp_cli.runs.attempts.cost import Cost, total
 from schedules import KNOWN, OPTIONS
 
 _Value = TypeVar("_Value")
+
+Number = Callable[[RunResult], float | None]
+
+VAL_LOSS: Number = attrgetter("val_loss")
+
+
+def positive_speed(run: RunResult) -> float | None:
+    """Tokens per second, above zero."""
+    return run.tokens_per_second or None
+
 
 FEW_SEEDS = 3
 """With fewer runs a mean says little."""
@@ -46,7 +55,7 @@ class TargetReached:
     """Training time until then; None for replayed runs."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class CellResult:
     """A cell of the matrix with its seeds averaged: how its runs stand, their losses and their speed, each
     beside those of other cells."""
@@ -59,37 +68,76 @@ class CellResult:
     """This cell's values of further keys in which cells differ."""
     runs: tuple[RunResult, ...]
     synchronous: bool
+    target: float | None = None
+    """Validation loss, nats per token, to measure steps and time to."""
+    name: str = ""
+    """Schedule, optimizer, and the keys in which the cells of the report differ."""
     chosen: tuple[str, ...] = ()
     """Axes whose value was chosen by its result (`--best-over`)."""
     tried: tuple[CellResult, ...] = ()
     """Cells that it was chosen from, itself among them."""
-    target: float | None = None
-    """Validation loss, nats per token, to measure steps and time to."""
+    loss_of: CellResult | None = None
+    """For a cell run for its speed alone: the cell whose loss is its own, too, if it is in the report."""
+
+    # Set by `compare`.
     baseline: CellResult | None = None
     """The synchronous counterpart, which differs in schedule and correction alone; None for itself."""
     fastest: CellResult | None = None
     """The synchronous cell of these settings with the most tokens per second; None for itself."""
-    loss_of: CellResult | None = None
-    """For a cell run for its speed alone: the cell whose loss is its own, too, if it is in the report."""
     uncorrected: CellResult | None = None
     """The cell that differs only in having no correction; None for itself."""
+    gap_pairs: Pairs = NO_PAIRS
+    """This cell's losses paired with those of the synchronous counterpart."""
+    throughput_ratio: float | None = None
+    """Tokens per second, relative to the fastest synchronous cell."""
+    throughput_interval: Interval | None = None
+
+    # Set by `compare_with_reference`.
     reference: CellResult | None = None
     """The cell that `--against` names; None for itself."""
+    reference_pairs: Pairs = NO_PAIRS
+    """This cell's losses paired with those of that cell."""
+
+    def __post_init__(self) -> None:
+        self.config = _first_known(run.config for run in self.runs)
+        """Configuration of its first run that can be read (they differ in seed and site alone), if any."""
+        self.settings = settings_of(self.runs[0].axes if self.config is None else self.config)
+        """What tells it apart from other cells; its axes, if no configuration can be read."""
+        self.completed = [run for run in self.runs if run.state == "completed"]
+        """The runs that the means are taken over."""
+        self.losses = by_seed(self.completed, VAL_LOSS)
+        """Validation loss by seed."""
+        self.val_loss = self.spread(VAL_LOSS)
+        self.tokens_per_second = self.spread(attrgetter("tokens_per_second"))
+        self.bubble = self.spread(attrgetter("bubble"))
+
+    def compare(
+        self, *, baseline: CellResult | None, fastest: CellResult | None, uncorrected: CellResult | None
+    ) -> None:
+        """Set the cells that this one is compared with, and what follows from them."""
+        self.baseline, self.fastest, self.uncorrected = baseline, fastest, uncorrected
+        self.gap_pairs = self.compared(VAL_LOSS)
+        if fastest is not None:
+            self.throughput_ratio, self.throughput_interval = _speedup(self, fastest)
+
+    def compare_with_reference(self, reference: CellResult) -> None:
+        """Set the cell that `--against` names."""
+        self.reference, self.reference_pairs = reference, pairs(self.losses, reference.losses)
 
     # What the cell is.
-
-    @property
-    def config(self) -> Mapping[str, Any] | None:
-        """Configuration of its first run that can be read (they differ in seed and site alone), if any."""
-        return _first_known(run.config for run in self.runs)
 
     def value(self, key: str) -> Any:
         """The value of a configuration key or axis; None if unknown."""
         return next((run for run in self.runs if run.config is not None), self.runs[0]).value(key)
 
-    def settings(self, included: Callable[[str], bool]) -> Settings:
-        """The values of its configuration keys that are included, to compare; none if it cannot be read."""
-        return settings_of(self.config or {}, included)
+    def without(self, *names: str) -> Settings:
+        """Its settings without those of these keys and sections."""
+        return self.settings - only(self.settings, *names)
+
+    @property
+    def arm(self) -> str:
+        """Its schedule, optimizer and correction."""
+        return _name(self, (), named={"schedule", "optimizer", "error_feedback"})
 
     @property
     def correction(self) -> str | None:
@@ -138,11 +186,6 @@ class CellResult:
         """Why runs failed, were interrupted or cannot be read, each with the run's id first."""
         return tuple(f"{run.id}: {run.state}: {run.reason}" for run in self.runs if run.reason is not None)
 
-    @cached_property
-    def completed(self) -> list[RunResult]:
-        """The runs that the means are taken over."""
-        return [run for run in self.runs if run.state == "completed"]
-
     @property
     def n(self) -> int:
         """Number of completed runs."""
@@ -154,75 +197,32 @@ class CellResult:
         return [run.value("seed") for run in self.runs if run.diverged]
 
     @property
-    def skipped_steps(self) -> int:
-        """Over all runs."""
-        return sum(run.measurement.skipped_steps for run in self.runs)
-
-    @property
-    def restarts(self) -> int:
-        """Over all runs."""
-        return sum(run.restarts for run in self.runs)
-
-    @property
     def cost(self) -> Cost | None:
         """Cost of all runs and all their attempts."""
         return total(run.cost for run in self.runs)
 
-    def spread(self, name: str) -> Spread | None:
-        """Mean and deviation over the seeds of an attribute of `Measurement`."""
-        return spread(getattr(run.measurement, name) for run in self.completed)
+    def spread(self, number: Number) -> Spread | None:
+        """Mean and deviation over the seeds."""
+        return spread(map(number, self.completed))
 
     # Its losses.
 
-    @cached_property
-    def losses(self) -> dict[Any, float]:
-        """Validation loss by seed."""
-        return losses_by_seed(self.completed)
-
-    @cached_property
-    def val_loss(self) -> Spread | None:
-        return self.spread("val_loss")
-
-    @cached_property
-    def perplexity(self) -> Spread | None:
-        """The mean over seeds of exp(validation loss)."""
-        losses = (run.measurement.val_loss for run in self.completed)
-        return spread(None if loss is None else exp(loss) for loss in losses)
-
     @property
     def unigram_bits_per_byte(self) -> float | None:
-        return _first_known(run.measurement.unigram_bits_per_byte for run in self.completed)
+        return _first_known(run.unigram_bits_per_byte for run in self.completed)
 
     @property
     def sets(self) -> list[str]:
         """Names of the validation sets, if there are several."""
-        return list(dict.fromkeys(name for run in self.completed for name in run.measurement.sets))
-
-    def set_spread(self, of_set: str, name: str) -> Spread | None:
-        """Mean and deviation over the seeds of a number of a validation set (`Measurement.of_set`)."""
-        return spread(run.measurement.of_set(of_set, name) for run in self.completed)
+        return list(dict.fromkeys(name for run in self.completed for name in run.sets))
 
     # Its losses beside those of the synchronous counterpart.
 
-    def compared(self, *, of_set: str | None = None, averaged: bool = False) -> Pairs:
-        """This cell's losses paired with those of its synchronous counterpart; none if one has no loss.
-
-        Arguments are those of `losses_by_seed`.
-        """
+    def compared(self, loss: Number) -> Pairs:
+        """A loss of this cell paired with that of its synchronous counterpart; none if one has none."""
         if self.baseline is None:
             return NO_PAIRS
-        cells = (self, self.baseline)
-        return pairs(*(losses_by_seed(cell.completed, of_set=of_set, averaged=averaged) for cell in cells))
-
-    @cached_property
-    def reference_pairs(self) -> Pairs:
-        """This cell's losses paired with those of the cell that `--against` names."""
-        return NO_PAIRS if self.reference is None else pairs(self.losses, self.reference.losses)
-
-    @cached_property
-    def gap_pairs(self) -> Pairs:
-        """The headline's losses paired with those of the synchronous counterpart (`compared`)."""
-        return self.compared()
+        return pairs(*(by_seed(cell.completed, loss) for cell in (self, self.baseline)))
 
     @property
     def gap(self) -> float | None:
@@ -231,11 +231,6 @@ class CellResult:
         The mean over their common seeds; None without any.
         """
         return self.gap_pairs.mean
-
-    @cached_property
-    def gap_interval(self) -> Interval | None:
-        """From the differences between runs with the same seed; None for fewer than two pairs."""
-        return self.gap_pairs.interval
 
     @property
     def recovered(self) -> float | None:
@@ -259,7 +254,7 @@ class CellResult:
 
     @property
     def delay(self) -> int | None:
-        known = (run.measurement.delay for run in self.completed)
+        known = (run.delay for run in self.completed)
         return max((delay for delay in known if delay is not None), default=None)
 
     @property
@@ -282,25 +277,13 @@ class CellResult:
 
     # Its speed.
 
-    @cached_property
-    def tokens_per_second(self) -> Spread | None:
-        return self.spread("tokens_per_second")
-
-    @cached_property
-    def tokens_per_second_per_rank(self) -> Spread | None:
-        return spread(run.tokens_per_second_per_rank for run in self.completed)
-
-    @cached_property
-    def utilisation(self) -> Spread | None:
-        return spread(run.utilisation for run in self.completed)
-
-    @cached_property
+    @property
     def speed_deviation(self) -> float | None:
         """Sample standard deviation of tokens per second over the segments of all runs; None for one."""
         over_segments = spread(rate for run in self.completed for rate in _rates(run))
         return over_segments.std if over_segments is not None else None
 
-    @cached_property
+    @property
     def speed_interval(self) -> Interval | None:
         """Interval of the tokens per second, from logarithms over seeds; of one seed, over its segments.
 
@@ -308,22 +291,18 @@ class CellResult:
         """
         if self.tokens_per_second is None or self.tokens_per_second.mean <= 0:
             return None
-        speeds = [math.log(speed) for run in self.completed if (speed := run.measurement.tokens_per_second)]
+        speeds = [math.log(known) for run in self.completed if (known := positive_speed(run))]
         interval = paired(speeds if len(speeds) > 1 else _log_rates(self.completed))
         return None if interval is None else interval.as_factors(self.tokens_per_second.mean)
 
-    @cached_property
-    def bubble(self) -> Spread | None:
-        return self.spread("bubble")
-
     @property
     def bubble_predicted(self) -> float | None:
-        return _first_known(run.bubble_predicted for run in self.runs)
+        return _first_known(run.prediction and run.prediction.bubble for run in self.runs)
 
     @property
     def busy_by_rank(self) -> list[float]:
         """For each rank the share of the steady state in which it did not wait, mean over the seeds."""
-        waited = _by_rank(run.measurement.bubble_by_rank for run in self.completed)
+        waited = _by_rank(run.bubble_by_rank for run in self.completed)
         return [1 - sum(shares) / len(shares) for shares in waited]
 
     @property
@@ -331,7 +310,7 @@ class CellResult:
         """The completed run whose ranks are least even; None where no times were measured."""
 
         def unevenness(run: RunResult) -> float:
-            found = run.measurement.slowest
+            found = run.slowest
             return 0.0 if found is None else found.ratio * (found.peer_ratio or 1)
 
         return max(filter(unevenness, self.completed), key=unevenness, default=None)
@@ -339,46 +318,9 @@ class CellResult:
     @property
     def slowest(self) -> Slowest | None:
         """Where the ranks of that run wait."""
-        return None if self.least_even is None else self.least_even.measurement.slowest
+        return None if self.least_even is None else self.least_even.slowest
 
     # Its speed beside that of the fastest synchronous cell.
-
-    @property
-    def throughput_ratio(self) -> float | None:
-        """Tokens per second, relative to the fastest synchronous cell.
-
-        Over the seeds of both if there are two, as its interval; else over all.
-        """
-        if len(self._speed_pairs) > 1:
-            own_speeds, base_speeds = zip(*self._speed_pairs, strict=True)
-            return fmean(own_speeds) / fmean(base_speeds)
-        own, base = self.tokens_per_second, self.fastest.tokens_per_second if self.fastest else None
-        return own.mean / base.mean if own is not None and base is not None and base.mean > 0 else None
-
-    @cached_property
-    def _speed_pairs(self) -> list[tuple[float, float]]:
-        """Tokens per second of this and of the fastest synchronous cell, by common seed."""
-        if self.fastest is None:
-            return []
-        own, base = speeds_by_seed(self.completed), speeds_by_seed(self.fastest.completed)
-        return [(own[seed], base[seed]) for seed in own if seed in base]
-
-    @cached_property
-    def throughput_interval(self) -> Interval | None:
-        """The interval of `throughput_ratio`, from logarithms of tokens per second.
-
-        From the ratios of runs with the same seed if there are two, which are launched one soon after the
-        other; else from the segments, whose variation over time is all that one seed shows. None without
-        either.
-        """
-        if self.fastest is None or not self.throughput_ratio:
-            return None
-        interval = paired([math.log(own) - math.log(base) for own, base in self._speed_pairs])
-        if interval is None:
-            samples = [spread(_log_rates(cell.completed)) for cell in (self, self.fastest)]
-            over_segments = welch(samples[0], samples[1]) if samples[0] and samples[1] else None
-            return None if over_segments is None else over_segments.as_factors(self.throughput_ratio)
-        return interval.exp
 
     @property
     def throughput_bound(self) -> float | None:
@@ -400,16 +342,16 @@ class CellResult:
 
     # The time to a target loss.
 
-    @cached_property
+    @property
     def reached(self) -> TargetReached | None:
         """When the target was reached; None without a target, a completed run or a loss."""
         done = self.completed
         if self.target is None or not done or self.speed_only:
             return None
-        first = [run.measurement.first_at(self.target) for run in done]
+        first = [run.first_at(self.target) for run in done]
         known = [evaluation for evaluation in first if evaluation is not None]
         reached = known if len(known) == len(done) else []
-        timed = [] if any(run.measurement.replayed for run in done) else reached
+        timed = [] if any(run.replayed for run in done) else reached
         return TargetReached(
             runs=len(known),
             of=len(done),
@@ -431,13 +373,34 @@ class CellResult:
     @property
     def peak_memory(self) -> list[float]:
         """Bytes of each rank of the pipeline, the largest over the seeds."""
-        return [max(peaks) for peaks in _by_rank(run.measurement.peak_memory for run in self.completed)]
+        return [max(peaks) for peaks in _by_rank(run.peak_memory for run in self.completed)]
 
     @property
     def load_by_block(self) -> list[float]:
         """Load, largest over mean, of each block of experts, mean over the seeds."""
-        loads = _by_rank(run.measurement.load_by_block for run in self.completed)
+        loads = _by_rank(run.load_by_block for run in self.completed)
         return [sum(by_seed) / len(by_seed) for by_seed in loads]
+
+
+def _speedup(cell: CellResult, fastest: CellResult) -> tuple[float | None, Interval | None]:
+    """Tokens per second of a cell, relative to another one, with the interval from their logarithms.
+
+    Over the seeds of both if there are two, which are launched one soon after the other; else over all, with
+    the interval from the segments, whose variation over time is all that one seed shows.
+    """
+    own, base = by_seed(cell.completed, positive_speed), by_seed(fastest.completed, positive_speed)
+    both = [(own[seed], base[seed]) for seed in own if seed in base]
+    interval = paired([math.log(first) - math.log(second) for first, second in both])
+    if interval is not None:
+        own_speeds, base_speeds = zip(*both, strict=True)
+        return fmean(own_speeds) / fmean(base_speeds), interval.exp
+    mean, other = cell.tokens_per_second, fastest.tokens_per_second
+    if mean is None or other is None or not other.mean > 0:
+        return None, None
+    ratio = mean.mean / other.mean
+    samples = [spread(_log_rates(each.completed)) for each in (cell, fastest)]
+    over_segments = welch(samples[0], samples[1]) if ratio and samples[0] and samples[1] else None
+    return ratio, None if over_segments is None else over_segments.as_factors(ratio)
 
 
 def _first_known(values: Iterable[_Value | None]) -> _Value | None:
@@ -446,7 +409,7 @@ def _first_known(values: Iterable[_Value | None]) -> _Value | None:
 
 
 def _rates(run: RunResult) -> list[float]:
-    return [rate for rate in run.measurement.tokens_per_second_by_segment if rate > 0]
+    return [rate for rate in run.tokens_per_second_by_segment if rate > 0]
 
 
 def _log_rates(runs: Iterable[RunResult]) -> list[float]:
@@ -498,30 +461,11 @@ def value_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def speeds_by_seed(runs: Iterable[RunResult]) -> dict[Any, float]:
-    """Tokens per second of each seed; the mean of several runs with one seed. Without zeros."""
-    speeds: dict[Any, list[float]] = {}
+def by_seed(runs: Iterable[RunResult], number: Number) -> dict[Any, float]:
+    """The number of each seed; the mean of several runs with one seed."""
+    numbers: dict[Any, list[float]] = {}
     for run in runs:
-        if run.measurement.tokens_per_second:
-            speeds.setdefault(run.value("seed"), []).append(run.measurement.tokens_per_second)
-    return {seed: fmean(values) for seed, values in speeds.items()}
-
-
-def losses_by_seed(
-    runs: Sequence[RunResult], *, of_set: str | None = None, averaged: bool = False
-) -> dict[Any, float]:
-    """The last validation loss of each seed; the mean of several runs with one seed.
-
-    Args:
-        runs: of an arm.
-        of_set: name of a validation set; None: the headline.
-        averaged: whether it is that of the average of the weights.
-    """
-    field = "val_loss_ema" if averaged else "val_loss"
-    losses: dict[Any, list[float]] = {}
-    for run in runs:
-        measured = run.measurement if of_set is None else run.measurement.sets.get(of_set)
-        seed, loss = run.value("seed"), getattr(measured, field, None)
-        if seed is not None and loss is not None:
-            losses.setdefault(seed, []).append(loss)
-    return {seed: fmean(values) for seed, values in losses.items()}
+        seed, value = run.value("seed"), number(run)
+        if seed is not None and value is not None:
+            numbers.setdefault(seed, []).append(value)
+    return {seed: fmean(values) for seed, values in numbers.items()}

@@ -41,7 +41,7 @@ def conditions(runs: Iterable[RunResult]) -> dict[str, list[Any]]:
     """For each condition its distinct values over the runs, in order of appearance; empty if unknown."""
     found = []
     for run in runs:
-        config, start = run.config or {}, run.measurement.start
+        config, start = run.config or {}, run.start
         values = {name: config.get(key) for name, key in GEOMETRY_KEYS.items()}
         values |= {name: getattr(start, name, None) for name in MACHINE_FIELDS}
         found.append({name: value for name, value in values.items() if value is not None})
@@ -62,7 +62,7 @@ def distinct(mappings: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
     """The conditions of a report as lines of text, with all values where runs differ."""
     runs = [run for cell in cells for run in cell.runs]
-    starts = [run.measurement.start for run in runs if run.measurement.start is not None]
+    starts = [run.start for run in runs if run.start is not None]
     known = conditions(runs)
     known["steps"] = conditions(run for run in runs if run.loss_of is None)["steps"]
 
@@ -122,11 +122,12 @@ def _unsettled_lines(cells: Sequence[CellResult]) -> list[str]:
     lines = set()
     for cell in cells:
         for run in cell.runs:
-            if run.bubble_of_segment is not None:
-                steps, bubble = run.bubble_of_segment
+            found = run.prediction
+            if found is not None and found.of_segment is not None:
+                steps, bubble = found.of_segment
                 lines.add(
                     f"A pipeline of {cell.schedule} takes longer to settle than a segment of {steps} steps: "
-                    f"its predicted bubble is {bubble:.0%} there, {run.bubble_predicted:.0%} in the long run."
+                    f"its predicted bubble is {bubble:.0%} there, {found.bubble:.0%} in the long run."
                 )
     return sorted(lines)
 
@@ -152,7 +153,7 @@ def _first(texts: Sequence[str]) -> list[str]:
 
 def _evaluation_lines(cells: Sequence[CellResult], starts: Sequence[Start]) -> list[str]:
     """How far a loss is uncertain by the text that was read, which no seed shows, and over seeds."""
-    measured = [run.measurement.val_loss_error for cell in cells for run in cell.completed]
+    measured = [run.val_loss_error for cell in cells for run in cell.completed]
     errors = [error for error in measured if error is not None and math.isfinite(error)]
     if not errors:
         return []
@@ -181,7 +182,7 @@ def span(values: Sequence[float], form: str) -> str:
 def busy_text(cells: Iterable[CellResult]) -> str | None:
     """That the machine had more to do than these cells' runs, and what follows; None if it had not."""
     runs = {id(run): run for cell in cells for run in cell.runs}.values()
-    loads = [run.measurement.load_per_core or 0.0 for run in runs if not run.measurement.replayed]
+    loads = [run.load_per_core or 0.0 for run in runs if not run.replayed]
     busy = [load for load in loads if load > CROWDED]
     if not busy:
         return None
@@ -193,7 +194,7 @@ def busy_text(cells: Iterable[CellResult]) -> str | None:
 
 def _compiled_lines(runs: Sequence[RunResult]) -> list[str]:
     """What compiling cost, where blocks were compiled."""
-    compiled = [run.measurement for run in runs if getattr(run.measurement.start, "compiled", False)]
+    compiled = [run for run in runs if getattr(run.start, "compiled", False)]
     if not compiled:
         return []
     which = (
@@ -201,7 +202,7 @@ def _compiled_lines(runs: Sequence[RunResult]) -> list[str]:
         if len(compiled) == len(runs)
         else f"{len(compiled)} runs compiled their blocks"
     )
-    seconds = [m.first_step_seconds for m in compiled if m.first_step_seconds is not None]
+    seconds = [run.first_step_seconds for run in compiled if run.first_step_seconds is not None]
     if not seconds:
         return [f"{which}."]
     took = span(seconds, "{:.3g}")

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from asyncpp_cli.report.analysis.answer import difference_text
-from asyncpp_cli.report.analysis.cells import losses_by_seed
+from asyncpp_cli.report.analysis.cells import VAL_LOSS, by_seed
 from asyncpp_cli.report.analysis.conditions import MACHINE_FIELDS, conditions, distinct
 from asyncpp_cli.report.analysis.statistics import pairs
 from asyncpp_cli.report.load.run import RunResult
@@ -75,4 +75,4 @@ def _cell(run: RunResult, keys: Sequence[str]) -> str:
 def _losses_of(side: Sequence[RunResult], like: RunResult, keys: Sequence[str]) -> dict[Any, float]:
     """The losses of the completed runs of a run's cell, by seed."""
     completed = (run for run in side if run.state == "completed")
-    return losses_by_seed([run for run in completed if _cell(run, keys) == _cell(like, keys)])
+    return by_seed((run for run in completed if _cell(run, keys) == _cell(like, keys)), VAL_LOSS)

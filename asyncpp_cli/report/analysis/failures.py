@@ -50,7 +50,7 @@ def _failure(cells: Sequence[CellResult], group: Sequence[tuple[CellResult, RunR
     which = f"{count} ({shared})" if shared else count
     first = runs[0]
     if first.diverged and first.state == "failed":
-        begins = min(run.measurement.steps_done - run.measurement.skipped_last + 1 for run in runs)
+        begins = min(run.steps_done - run.skipped_last + 1 for run in runs)
         why = f"the gradient was not finite from update {begins} on; lower optimizer.lr"
     else:
         why = f"{first.state}: {first.reason}"

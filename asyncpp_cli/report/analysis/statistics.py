@@ -205,7 +205,7 @@ def _continued_fraction(a: float, b: float, x: float) -> float:
     return value
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Pairs:
     """The losses of two arms by their common seeds."""
 
@@ -214,24 +214,14 @@ class Pairs:
     unpaired: tuple[Any, ...]
     """Seeds that only one arm has, in order; they are not compared."""
 
-    @property
-    def seeds(self) -> list[Any]:
-        return list(self.first)
-
-    @property
-    def differences(self) -> list[float]:
+    def __post_init__(self) -> None:
+        self.seeds = list(self.first)
+        self.differences = [loss - self.second[seed] for seed, loss in self.first.items()]
         """Loss of the first arm minus that of the second, by seed."""
-        return [loss - self.second[seed] for seed, loss in self.first.items()]
-
-    @property
-    def mean(self) -> float | None:
+        self.mean = _mean(self.differences) if self.first else None
         """Mean difference; None without a common seed."""
-        return _mean(self.differences) if self.first else None
-
-    @property
-    def interval(self) -> Interval | None:
+        self.interval = paired(self.differences)
         """Interval of the mean difference; None for fewer than two seeds."""
-        return paired(self.differences)
 
     @property
     def interval_welch(self) -> Interval | None:

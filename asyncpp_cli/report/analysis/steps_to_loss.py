@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -104,7 +103,11 @@ def steps_ratio(
     estimate, *bounds = _curves(places, tried, of_seeds)
     middles = np.array([bound.mean(axis=1) for bound in bounds])
     # Of the chord: the other bounds are noisier, and leave more room than a curve without a kink takes.
-    reach = _t(len(seeds) - 1) * bounds[0].std(axis=1, ddof=1) / math.sqrt(len(seeds))
+    reach = (
+        t_quantile((1 + CONFIDENCE) / 2, len(seeds) - 1)
+        * bounds[0].std(axis=1, ddof=1)
+        / math.sqrt(len(seeds))
+    )
     # Above zero where a ratio is not in the range of the curve and, further out, not in the interval.
     outside = np.maximum(middles.min(axis=0), -middles.max(axis=0))
     beyond = outside - reach
@@ -222,11 +225,6 @@ def _curves(places: np.ndarray, tried: np.ndarray, values: np.ndarray) -> list[n
     bound_before = np.where((same & ~nearer)[:, None], 0.0, from_before)
     bound_after = np.where((same & nearer)[:, None], 0.0, from_after)
     return [estimate, chord, chord + bound_before, chord + bound_after]
-
-
-@cache
-def _t(freedom: int) -> float:
-    return t_quantile((1 + CONFIDENCE) / 2, freedom)
 
 
 def _last_zero(tried: np.ndarray, values: np.ndarray) -> float:

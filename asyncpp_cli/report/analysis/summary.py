@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from asyncpp_cli.base.console import command
-from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult, arm_names, value_text
+from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult, value_text
 from asyncpp_cli.report.analysis.conditions import busy_text, span
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, MOST_FACTOR
 from asyncpp_cli.report.load.run import grouped
@@ -31,19 +31,18 @@ MAX_NAMED = 6
 def summary_lines(cells: Sequence[CellResult]) -> list[str]:
     """The results of the delayed cells in sentences; empty without a synchronous counterpart."""
     delayed = [cell for cell in cells if cell.baseline is not None and not cell.synchronous]
-    names = dict(zip(map(id, cells), arm_names(cells), strict=True))
     if not delayed:
-        return [*_shared_losses(cells), *_slowest_sentences(cells, names), *_diverged(cells, names)]
+        return [*_shared_losses(cells), *_slowest_sentences(cells), *_diverged(cells)]
     return [
         *_shared_losses(cells),
         *_loss_sentences(delayed),
         *_speed_sentences(delayed),
-        *_slowest_sentences(cells, names),
+        *_slowest_sentences(cells),
         *_target_sentences(delayed),
         *_more_updates(delayed),
-        *_diverged(cells, names),
-        *_unpaired(delayed, names),
-        *_certainty(delayed, names),
+        *_diverged(cells),
+        *_unpaired(delayed),
+        *_certainty(delayed),
         *_caveats(delayed),
     ]
 
@@ -229,7 +228,7 @@ def _speed_sentences(delayed: Sequence[CellResult]) -> list[str]:
     return sentences
 
 
-def _slowest_sentences(cells: Sequence[CellResult], names: Mapping[int, str]) -> list[str]:
+def _slowest_sentences(cells: Sequence[CellResult]) -> list[str]:
     """The rank that others wait for, and the machine that is slower than others with the same work: each in
     the run where it is slowest."""
     known = [(cell, run, found) for cell in cells if (run := cell.least_even) and (found := cell.slowest)]
@@ -239,7 +238,7 @@ def _slowest_sentences(cells: Sequence[CellResult], names: Mapping[int, str]) ->
             continue
         path = run.id if run.folder is None else run.folder.parents[1] / run.id
         sentences.append(
-            f"Balance: in {names[id(cell)]} (run {run.id}) rank {found.rank} computes {found.ratio:.2f} "
+            f"Balance: in {cell.name} (run {run.id}) rank {found.rank} computes {found.ratio:.2f} "
             "times as long as the mean of the ranks, which wait for it; "
             f"`{command('plan', path, '--balance')}` finds a more even cut."
         )
@@ -248,7 +247,7 @@ def _slowest_sentences(cells: Sequence[CellResult], names: Mapping[int, str]) ->
             continue
         rank, data_rank = found.peer
         sentences.append(
-            f"Slow machine: in {names[id(cell)]} (run {run.id}) data rank {data_rank} of rank {rank}, on "
+            f"Slow machine: in {cell.name} (run {run.id}) data rank {data_rank} of rank {rank}, on "
             f"{found.host}, takes {found.peer_ratio:.2f} times as long as the other data ranks with the same "
             "work."
         )
@@ -279,12 +278,10 @@ def _more_updates(delayed: Sequence[CellResult]) -> list[str]:
     return sentences
 
 
-def _diverged(cells: Sequence[CellResult], names: Mapping[int, str]) -> list[str]:
+def _diverged(cells: Sequence[CellResult]) -> list[str]:
     """Arms that lost seeds by their own fault."""
     found = [
-        f"{names[id(cell)]} in {len(cell.diverged)} of {len(cell.runs)} seeds"
-        for cell in cells
-        if cell.diverged
+        f"{cell.name} in {len(cell.diverged)} of {len(cell.runs)} seeds" for cell in cells if cell.diverged
     ]
     if not found:
         return []
@@ -293,10 +290,10 @@ def _diverged(cells: Sequence[CellResult], names: Mapping[int, str]) -> list[str
     return [f"Diverged: {_first(found)}.{rest}"]
 
 
-def _unpaired(delayed: Sequence[CellResult], names: Mapping[int, str]) -> list[str]:
+def _unpaired(delayed: Sequence[CellResult]) -> list[str]:
     """Seeds that only one arm of a gap has."""
     left_out = [
-        f"{names[id(cell)]} without seed {', '.join(map(str, cell.gap_pairs.unpaired))}"
+        f"{cell.name} without seed {', '.join(map(str, cell.gap_pairs.unpaired))}"
         + ("" if cell.gap_pairs.seeds else ", so without a gap")
         for cell in delayed
         if cell.gap_pairs.unpaired
@@ -312,10 +309,10 @@ def _first(texts: Sequence[str]) -> str:
     return f"{'; '.join(texts[:MAX_NAMED])}{more}"
 
 
-def _certainty(delayed: Sequence[CellResult], names: Mapping[int, str]) -> list[str]:
+def _certainty(delayed: Sequence[CellResult]) -> list[str]:
     """The gaps that are not significant."""
-    intervals = [(names[id(cell)], found) for cell in delayed if (found := cell.gap_interval) is not None]
-    unclear = [name for name, interval in intervals if interval.holds_zero]
+    intervals = [(cell.name, cell.gap_pairs.interval) for cell in delayed]
+    unclear = [name for name, interval in intervals if interval is not None and interval.holds_zero]
     return [f"Not distinguishable from zero: {_first(unclear)}."] if unclear else []
 
 
@@ -339,8 +336,8 @@ def _caveats(delayed: Sequence[CellResult]) -> list[str]:
 
 def _tokens_per_parameter(cell: CellResult) -> float | None:
     for run in cell.runs:
-        start = run.measurement.start
+        start = run.start
         parameters = None if start is None else start.active_parameters or start.parameters
         if start is not None and start.tokens_per_step and parameters:
-            return run.measurement.steps_done * start.tokens_per_step / parameters
+            return run.steps_done * start.tokens_per_step / parameters
     return None

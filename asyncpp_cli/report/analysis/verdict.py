@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncpp_cli.base.console import command
 from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.aggregate import CORRECTION, LENGTH
-from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult, arm_names, speeds_by_seed
+from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult, by_seed, positive_speed
 from asyncpp_cli.report.analysis.conditions import busy_text
 from asyncpp_cli.report.analysis.statistics import (
     CONFIDENCE,
@@ -29,7 +29,7 @@ from asyncpp_cli.report.analysis.statistics import (
     t_quantile,
 )
 from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, StepsRatio, steps_ratio, time_interval
-from asyncpp_cli.report.load.run import grouped
+from asyncpp_cli.report.load.run import Settings, grouped, only
 from asyncpp_cli.runs.experiment_folder import whole_template
 from schedules import KNOWN
 from stages.update.lr_schedule import SCHEDULES
@@ -37,7 +37,7 @@ from stages.update.lr_schedule import SCHEDULES
 PAYS, DOES_NOT_PAY, UNDECIDED = "pays", "does not pay", "undecided"
 
 _LAYOUT = ("schedule.", "parallel.", "train.microbatch_size")
-"""Prefixes of keys in which synchronous arms may differ: the loss follows from the tokens per step alone."""
+"""Keys and sections in which synchronous arms may differ: the loss follows from the tokens per step alone."""
 
 _MOST_SENTENCES = 4
 
@@ -82,7 +82,6 @@ class Verdict:
 
     delayed: CellResult
     """The arm's longest cell."""
-    delayed_name: str
     synchronous: CellResult
     """The cell whose loss is to be reached."""
     fastest: CellResult | None
@@ -141,11 +140,11 @@ class Verdict:
     @property
     def sentence(self) -> str:
         """The verdict in one sentence."""
-        reached = f"the loss of {_named(self.synchronous)} ({_steps(self.synchronous):,} steps)"
+        reached = f"the loss of {self.synchronous.arm} ({_steps(self.synchronous):,} steps)"
         if self.steps is None or self.speed is None or self.time is None or self.fastest is None:
             command = f" {self._command}" if self.setting is not None or self.unfinished else ""
             return (
-                f"Not answered: whether {self.delayed_name} reaches {reached} sooner: {self.reason}.{command}"
+                f"Not answered: whether {self.delayed.arm} reaches {reached} sooner: {self.reason}.{command}"
             )
         bounds = ""
         if self.interval is not None:
@@ -157,7 +156,7 @@ class Verdict:
         ]
         among = f" (over {', '.join(self.compared)} as measured here)" if self.compared else ""
         text = (
-            f"{self.delayed_name} reaches {reached} in {self.time:.2f}{bounds} of the time of the fastest "
+            f"{self.delayed.arm} reaches {reached} in {self.time:.2f}{bounds} of the time of the fastest "
             f"synchronous schedule that was run, {self.fastest.schedule}{among}: {self.steps.ratio:.2f} "
             f"({' to '.join(ends)}) times the tokens, {self.speed.ratio:.2f} times as many per second; "
             f"{len(self.steps.seeds)} seeds"
@@ -220,7 +219,7 @@ class Verdict:
             "steps_by_curve": list(self.steps.by_curve) if self.steps else None,
             "steps_interval": [self.steps.low, self.steps.high] if self.steps else None,
             "speed_ratio": self.speed.ratio if self.speed else None,
-            "synchronous": _named(self.synchronous),
+            "synchronous": self.synchronous.arm,
             "synchronous_steps": _steps(self.synchronous),
             "fastest_synchronous": self.fastest.schedule if self.fastest else None,
             "seeds_to_decide": self.seeds_to_decide if self.answer == UNDECIDED else None,
@@ -236,27 +235,47 @@ def verdicts(cells: Sequence[CellResult]) -> list[Verdict]:
     """
     found = []
     for group in grouped([cell for cell in cells if cell.config], _comparable):
-        arms = grouped([cell for cell in group if cell.synchronous], _synchronous_arm)
-        synchronous = [arm for arm in arms if any(cell.losses for cell in arm)]
-        delayed = grouped([cell for cell in group if not cell.synchronous], _delayed_arm)
-        delayed = [arm for arm in delayed if any(cell.losses for cell in arm)]
-        batches = {_batch(arm[0]) for arm in delayed}
+        synchronous = _arms([cell for cell in group if cell.synchronous], layouts=())
+        delayed = _arms([cell for cell in group if not cell.synchronous], layouts=(*_LAYOUT, *CORRECTION))
+        batches = {arm.batch for arm in delayed}
         for arm in delayed:
-            baselines = [base for base in synchronous if _batch(base[0]) == _batch(arm[0])]
+            baselines = [base for base in synchronous if base.batch == arm.batch]
             if baselines:
-                own = [base for base in baselines if _optimizer(base[0]) == _optimizer(arm[0])]
+                own = [base for base in baselines if base.optimizer == arm.optimizer]
                 best = _best(baselines)
-                found += [_verdict(arm, base) for base in [*own, *([] if best in own else [best])]]
+                found += [
+                    _verdict(arm.cells, base.cells) for base in [*own, *([] if best in own else [best])]
+                ]
         for arm in synchronous:
-            baselines = [base for base in synchronous if _batch(base[0]) in batches - {_batch(arm[0])}]
-            if _batch(arm[0]) not in batches and baselines:
-                found.append(_verdict(arm, _best(baselines)))
+            baselines = [base for base in synchronous if base.batch in batches]
+            if arm.batch not in batches and baselines:
+                found.append(_verdict(arm.cells, _best(baselines).cells))
     return sorted(found, key=lambda verdict: verdict.time or math.inf)
 
 
-def verdict_lines(cells: Sequence[CellResult]) -> tuple[list[str], list[str]]:
+class _Arm(NamedTuple):
+    """Cells with the same batch and optimizer; delayed ones differ in their lengths alone."""
+
+    cells: list[CellResult]
+    batch: int
+    """Sequences per step."""
+    optimizer: Settings
+    layout: Settings
+
+
+def _arms(cells: Iterable[CellResult], *, layouts: Sequence[str]) -> list[_Arm]:
+    """The arms that have a loss; `layouts`: further keys and sections in which arms differ."""
+    of_keys: dict[Hashable, _Arm] = {}
+    for cell in cells:
+        chosen = [SHORTHANDS.get(key, key) for key in cell.chosen]
+        optimizer = only(cell.without(*chosen), "optimizer.")
+        arm = _Arm([], _batch(cell), optimizer, only(cell.settings, *layouts))
+        of_keys.setdefault(arm[1:], arm).cells.append(cell)
+    return [arm for arm in of_keys.values() if any(cell.losses for cell in arm.cells)]
+
+
+def verdict_lines(cells: Sequence[CellResult], found: Sequence[Verdict]) -> tuple[list[str], list[str]]:
     """The verdicts that have a time, in sentences; and if none has, why, with what would answer it."""
-    found = verdicts(cells)
     timed = [verdict for verdict in found if verdict.time is not None]
     if timed:
         chosen = [_CHOSEN_ON_THE_SAME_SEEDS] if any(cell.chosen for cell in cells) else []
@@ -287,8 +306,7 @@ def _in_further_lengths(verdict: Verdict) -> str:
 def _comparable(cell: CellResult) -> Hashable:
     """Model, data and number of ranks."""
     continued = ("continues",) * _is_branch(cell)
-    left_out = ("seed", "site.", "optimizer.", *LENGTH, *_LAYOUT, *CORRECTION, *continued)
-    return (cell.runs[0].ranks, cell.settings(lambda key: not key.startswith(left_out)))
+    return (cell.runs[0].ranks, cell.without("optimizer.", *LENGTH, *_LAYOUT, *CORRECTION, *continued))
 
 
 def _is_branch(cell: CellResult) -> bool:
@@ -306,23 +324,9 @@ def _batch(cell: CellResult) -> int:
     return math.prod(int(cell.value(key) or 1) for key in factors)
 
 
-def _optimizer(cell: CellResult) -> Hashable:
-    chosen = {SHORTHANDS.get(key, key) for key in cell.chosen}
-    return cell.settings(lambda key: key.startswith("optimizer.") and key not in chosen)
-
-
-def _synchronous_arm(cell: CellResult) -> Hashable:
-    return (_batch(cell), _optimizer(cell))
-
-
-def _delayed_arm(cell: CellResult) -> Hashable:
-    own = (*_LAYOUT, *CORRECTION)
-    return (_optimizer(cell), cell.settings(lambda key: key.startswith(own)))
-
-
-def _best(arms: Sequence[Sequence[CellResult]]) -> Sequence[CellResult]:
+def _best(arms: Sequence[_Arm]) -> _Arm:
     """The arm with the lowest mean loss, of those with the greatest length."""
-    with_loss = [[cell for cell in arm if cell.losses] for arm in arms]
+    with_loss = [[cell for cell in arm.cells if cell.losses] for arm in arms]
     tokens = max(_tokens(cell) for arm in with_loss for cell in arm)
     longest = [[cell for cell in arm if _tokens(cell) == tokens] for arm in with_loss]
     ends = {place: min(map(_mean, ends)) for place, ends in enumerate(longest) if ends}
@@ -336,7 +340,6 @@ def _verdict(arm: Sequence[CellResult], baseline: Sequence[CellResult]) -> Verdi
         # The layouts of a synchronous arm share their losses: a seed of any will do.
         delayed.setdefault(_tokens(cell), {}).update(cell.losses)
     longest = max(with_loss, key=_tokens)
-    name = arm_names([longest])[0]
     fastest = _fastest(baseline)
     quickest = _fastest(arm) if longest.synchronous else None
     timed = list(arm) if quickest is None else [quickest]
@@ -350,7 +353,6 @@ def _verdict(arm: Sequence[CellResult], baseline: Sequence[CellResult]) -> Verdi
     unfinished = [run for cell in (*arm, *baseline) for run in cell.runs if run.state != "completed"]
     found = Verdict(
         delayed=longest,
-        delayed_name=name,
         synchronous=by_length[0],
         fastest=fastest,
         lengths=tuple(with_loss),
@@ -386,7 +388,7 @@ def _diverged(cells: Sequence[CellResult]) -> str | None:
             which = ", ".join(map(str, cell.diverged))
             others = ", and the mean of the others would favour it" * (len(cell.diverged) < len(cell.runs))
             return (
-                f"{_named(cell)} diverged in {len(cell.diverged)} of {len(cell.runs)} seeds (seed "
+                f"{cell.arm} diverged in {len(cell.diverged)} of {len(cell.runs)} seeds (seed "
                 f"{which}){others}: lower its optimizer.lr"
             )
     return None
@@ -463,7 +465,7 @@ def _rounding(cell: CellResult) -> float:
 
 
 def _without_speed(cells: Iterable[CellResult]) -> str:
-    replayed = any(run.measurement.replayed for cell in cells for run in cell.completed)
+    replayed = any(run.replayed for cell in cells for run in cell.completed)
     return "replayed runs have no throughput" if replayed else "no throughput was measured"
 
 
@@ -495,8 +497,8 @@ def time_by_loss(verdict: Verdict) -> dict[str, list[tuple[float, list[float]]]]
         return {}
     found: dict[str, list[tuple[float, list[float]]]] = {}
     for name, cells, timed in (
-        (verdict.delayed_name, verdict.lengths, verdict.timed),
-        (_named(verdict.synchronous), verdict.synchronous_lengths, [verdict.fastest]),
+        (verdict.delayed.arm, verdict.lengths, verdict.timed),
+        (verdict.synchronous.arm, verdict.synchronous_lengths, [verdict.fastest]),
     ):
         speed = fmean(_speeds(timed).values())
         by_tokens: dict[int, dict[Any, float]] = {}
@@ -510,11 +512,7 @@ def time_by_loss(verdict: Verdict) -> dict[str, list[tuple[float, list[float]]]]
 
 def _speeds(cells: Iterable[CellResult]) -> dict[Any, float]:
     """Tokens per second by seed, the mean over the lengths."""
-    return speeds_by_seed(run for cell in cells for run in cell.completed)
-
-
-def _named(cell: CellResult) -> str:
-    return arm_names([cell])[0]
+    return by_seed((run for cell in cells for run in cell.completed), positive_speed)
 
 
 def _steps(cell: CellResult) -> int:

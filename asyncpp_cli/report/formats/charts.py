@@ -19,8 +19,9 @@ from asyncpp_cli.base.tables import printed
 from asyncpp_cli.report.analysis.aggregate import arm_settings
 from asyncpp_cli.report.analysis.cells import CellResult, arm_names
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, MOST_FACTOR, Interval, ratio_text, spread
-from asyncpp_cli.report.analysis.verdict import time_by_loss, verdicts
+from asyncpp_cli.report.analysis.verdict import Verdict, time_by_loss
 from asyncpp_cli.report.load.run import grouped
+from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.tune.result import Tuning
 from asyncpp_cli.tune.standing import ArmStanding
 from stages.rows import Evaluation
@@ -254,12 +255,14 @@ def _bin_means(values: Floats, size: int) -> Floats:
     return np.asarray(np.add.reduceat(values, starts) / counts, dtype=np.float64)
 
 
-def charts(cells: Sequence[CellResult], tunings: Sequence[Tuning] = ()) -> dict[str, Chart]:
-    """The charts that have data, by name; without those of losses over time, which the page draws from every
-    run (`loss_charts`)."""
-    arms = _arms(cells)
+def charts(report: Report) -> dict[str, Chart]:
+    """The charts of a report that have data, by name; without those of losses over time (`loss_charts`),
+    which the page draws from every run."""
+    cells, tunings = report.cells, report.tunings
+    arms = arms_of(cells)
     tuned = {key for tuning in tunings for key in tuning.plan.keys}
     drawn = {f"over-{key}": _over(arms, key) for key in _numeric_keys(cells) if key not in tuned}
+    drawn["time"] = _time(arms, report.verdicts)
     drawn |= {name: draw(arms) for name, draw in _CHARTS.items()}
     headlines = {cell.value("data.headline") for cell in cells}
     for of_set in dict.fromkeys(name for cell in cells for name in cell.sets):
@@ -275,7 +278,7 @@ def charts(cells: Sequence[CellResult], tunings: Sequence[Tuning] = ()) -> dict[
 def loss_charts(cells: Sequence[CellResult]) -> dict[str, Chart]:
     """Training and validation loss over time, if a run has them: arms with several seeds are a mean in a band
     of one standard deviation."""
-    arms = _arms(cells)
+    arms = arms_of(cells)
     drawn = {"training-loss": _training(arms), "validation-loss": _validation(arms)}
     return {name: chart for name, chart in drawn.items() if chart.has_data}
 
@@ -312,18 +315,16 @@ def _variant(cell: CellResult) -> tuple[str, ...]:
     return (cell.schedule, f"{cell.error_feedback!r}", *corrections)
 
 
-def _arms(cells: Sequence[CellResult]) -> list[Arm]:
+def arms_of(cells: Sequence[CellResult]) -> list[Arm]:
     return [
-        Arm(place=place, cell=cell, name=printable(name), style=style)
-        for place, (cell, name, style) in enumerate(zip(cells, arm_names(cells), styles(cells), strict=True))
+        Arm(place=place, cell=cell, name=printable(cell.name), style=style)
+        for place, (cell, style) in enumerate(zip(cells, styles(cells), strict=True))
     ]
 
 
 def diverged(cell: CellResult) -> bool:
     """Whether a run of the cell diverged, or ended with a higher loss than it began with."""
-    ends = [
-        (each[0].val_loss, each[-1].val_loss) for run in cell.runs if (each := run.measurement.evaluations)
-    ]
+    ends = [(each[0].val_loss, each[-1].val_loss) for run in cell.runs if (each := run.evaluations)]
     return bool(cell.diverged) or any(last > first for first, last in ends)
 
 
@@ -407,7 +408,7 @@ def _validation(arms: Sequence[Arm], of_set: str | None = None) -> Chart:
     """Validation loss over tokens, of a validation set; None: of the headline."""
     lines: list[Line] = []
     for arm in arms:
-        measured = [[*_losses(run.measurement.evaluations, of_set)] for run in arm.cell.runs]
+        measured = [[*_losses(run.evaluations, of_set)] for run in arm.cell.runs]
         curves = [np.array(losses, dtype=np.float64).T for losses in measured if losses]
         lines += _mean_in_a_band(arm, [(tokens, loss) for tokens, loss in curves], marker=arm.style.marker)
     return _of_losses(
@@ -475,11 +476,11 @@ def _gaps(arms: Sequence[Arm]) -> Chart:
     )
 
 
-def _time(arms: Sequence[Arm]) -> Chart:
+def _time(arms: Sequence[Arm], found: Sequence[Verdict]) -> Chart:
     """The arms of the verdicts, where the delayed one was run in several lengths."""
     arm_of = {id(arm.cell): arm for arm in arms}
     lines: dict[str, list[Line]] = {}
-    for verdict in verdicts([arm.cell for arm in arms]):
+    for verdict in found:
         if len(verdict.lengths) < 2:
             continue
         cells = (verdict.delayed, verdict.synchronous)
@@ -679,7 +680,6 @@ def _tuned_lines(standing: ArmStanding, key: str, arm: Arm) -> list[Line]:
 
 
 _CHARTS: dict[str, Callable[[Sequence[Arm]], Chart]] = {
-    "time": _time,
     "gap": _gaps,
     "throughput": _throughput,
     "busy": _busy,

@@ -51,7 +51,7 @@ def write_figures(report: Report, *, folder: Path, width: float) -> list[Path]:
         import matplotlib as mpl
     except ImportError as error:
         raise UserError("--figures needs matplotlib: pip install '.[plot]' in asyncpp's clone") from error
-    drawn = loss_charts(report.cells) | charts(report.cells, report.tunings)
+    drawn = loss_charts(report.cells) | charts(report)
     _refuse_foreign(folder, drawn)
     # A fixed salt, so that the same figure gives the same SVG.
     with mpl.rc_context({"svg.hashsalt": "asyncpp", "svg.fonttype": "path", "font.size": 8}):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from html import escape
@@ -23,8 +22,8 @@ from asyncpp_cli.base.console import as_plain, printable
 from asyncpp_cli.base.tables import Heading, Table
 from asyncpp_cli.base.version import asyncpp_version
 from asyncpp_cli.experiment.template import SHORTHANDS
-from asyncpp_cli.report.analysis.cells import CellResult, arm_names, value_text
-from asyncpp_cli.report.analysis.failures import failures
+from asyncpp_cli.report.analysis.answer import mean_loss
+from asyncpp_cli.report.analysis.cells import CellResult, value_text
 from asyncpp_cli.report.formats.charts import (
     DASHES,
     HUES,
@@ -43,7 +42,6 @@ from asyncpp_cli.report.formats.plotly_charts import plotly_figure
 from asyncpp_cli.report.formats.timelines import TimelinePair, timeline_pairs, to_svg
 from asyncpp_cli.report.load.measure import peak_memory
 from asyncpp_cli.report.load.run import RunResult
-from asyncpp_cli.report.tables.columns import records
 from asyncpp_cli.report.tables.document import Report
 from stages.rows import Segment
 
@@ -93,7 +91,7 @@ def to_page(report: Report, options: ReportOptions) -> str:
         plotly = f'<script type="text/plain" id="plotly">{packed}</script>'
     else:
         plotly = f'<script src="{escape(_relative(assets / plotly_file(), folder))}"></script>'
-    drawn = charts(report.cells, report.tunings)
+    drawn = charts(report)
     tuned = {name: chart for name, chart in drawn.items() if name.startswith("tuning-")}
     beside = {name: chart for name, chart in drawn.items() if name not in tuned}
     name = escaped(report.name)
@@ -165,7 +163,7 @@ def _reloads(seconds: float | None) -> str:
 
 
 def _tables(report: Report) -> str:
-    cells = html_table(report.table_of_cells(), caption="Cells, averaged over seeds")
+    cells = html_table(report.table_of_cells, caption="Cells, averaged over seeds")
     pivot = html_table(report.table(width=None), caption="Values by row and column") if report.cols else ""
     problems = _problems(report)
     conditions = "".join(f'<p class="conditions">{escaped(line)}</p>' for line in report.conditions)
@@ -176,7 +174,7 @@ def _problems(report: Report) -> str:
     """Groups of runs that ended early, their ids folded, and further remarks."""
     found = [
         f"<details><summary>{escaped(each.about)}</summary>{_list(each.ids)}</details>"
-        for each in failures(report.cells)
+        for each in report.failures
     ]
     return f'<div class="problems">{"".join(found)}{_list(report.notes)}</div>' if report.problems else ""
 
@@ -244,10 +242,10 @@ def _configurations(cells: Sequence[CellResult], folder: Path) -> str:
     varying = [key for key in keys if len({repr(config.get(key)) for config in known}) > 1]
     shared = {key: known[0][key] for key in keys if key not in varying}
     parts = [f"<details><summary>Settings of all arms ({len(shared)})</summary>{_keys(shared)}</details>"]
-    for cell, name, config in zip(cells, arm_names(cells), configs, strict=True):
+    for cell, config in zip(cells, configs, strict=True):
         settings = _keys({key: config.get(key) for key in varying}) if config is not None else ""
         runs = "".join(_run(run, folder) for run in cell.runs)
-        parts.append(f"<details><summary>{escaped(name)}</summary>{settings}<ul>{runs}</ul></details>")
+        parts.append(f"<details><summary>{escaped(cell.name)}</summary>{settings}<ul>{runs}</ul></details>")
     return "".join(parts)
 
 
@@ -263,7 +261,7 @@ def _run(run: RunResult, folder: Path) -> str:
     label = escaped(run.id)
     if run.folder is not None:
         label = f'<a href="{escape(_relative(run.folder, folder))}/">{label}</a>'
-    loss = run.measurement.val_loss
+    loss = run.val_loss
     parts = [run.state, *([f"validation loss {loss:.4f}"] if loss is not None else [])]
     if run.reason is not None:
         parts.append(run.reason)
@@ -293,7 +291,11 @@ def _title(heading: Heading) -> str:
 
 
 def _class(heading: Heading) -> str:
-    names = ["number"] * heading.right + ["more"] * heading.secondary + ["extra"] * heading.extra
+    names = (
+        ["number"] * heading.right
+        + ["more"] * (heading.secondary or heading.gives_way)
+        + ["extra"] * heading.extra
+    )
     return f' class="{" ".join(names)}"' if names else ""
 
 
@@ -348,12 +350,8 @@ def ranks(cells: Sequence[CellResult]) -> tuple[list[int], int]:
     if len(cells) <= MOST_AT_FIRST:
         return list(range(len(cells))), len(cells)
 
-    def loss(place: int) -> float:
-        value = cells[place].val_loss
-        return value.mean if value is not None and math.isfinite(value.mean) else math.inf
-
     best: dict[tuple[Any, ...], int] = {}
-    ordered = sorted(range(len(cells)), key=loss)
+    ordered = sorted(range(len(cells)), key=lambda place: mean_loss(cells[place]))
     for place in ordered:
         cell = cells[place]
         schedule = "" if cell.synchronous else cell.schedule
@@ -364,33 +362,32 @@ def ranks(cells: Sequence[CellResult]) -> tuple[list[int], int]:
     return [ordered.index(place) for place in range(len(cells))], min(MOST_AT_FIRST, len(first))
 
 
-def _without_loss(cell: CellResult, *, status: str) -> str:
+def _without_loss(cell: CellResult) -> str:
     """What stands in the place of a loss that is none."""
     if cell.speed_only and cell.loss_of is not None:
         return f"as {cell.loss_of.schedule}"
-    return "diverged" if cell.diverged else status
+    return "diverged" if cell.diverged else cell.state
 
 
 def _encoded(cells: Sequence[CellResult], figures: Mapping[str, Any], bins: int, reload: float | None) -> str:
     places, at_first = ranks(cells)
     keys = dict.fromkeys((*SHORTHANDS, *(key for cell in cells for key in cell.axes)))
     varying = [key for key in keys if len({repr(cell.value(key)) for cell in cells}) > 1]
-    drawn = zip(cells, records(cells), arm_names(cells), styles(cells), places, strict=True)
     arms = [
         {
-            "name": name,
+            "name": cell.name,
             "key": sha256(cell.runs[0].id.encode()).hexdigest()[:6],
             "rank": rank,
             "colour": style.colour,
             "dash": style.dash,
             "marker": style.marker,
-            "val_loss": fields["val_loss"],
-            "without_loss": _without_loss(cell, status=fields["status"]),
+            "val_loss": as_plain(cell.val_loss and cell.val_loss.mean),
+            "without_loss": _without_loss(cell),
             "axes": {key: value_text(cell.value(key)) for key in varying},
             "diverged": diverged(cell),
             "runs": [_run_data(run, bins) for run in cell.runs],
         }
-        for cell, fields, name, style, rank in drawn
+        for cell, style, rank in zip(cells, styles(cells), places, strict=True)
     ]
     content = {
         "arms": arms,
@@ -407,63 +404,53 @@ def _encoded(cells: Sequence[CellResult], figures: Mapping[str, Any], bins: int,
 
 
 def _run_data(run: RunResult, bins: int) -> dict[str, Any]:
-    fields: dict[str, Any] = {"id": run.id, "seed": run.value("seed"), "timed": not run.measurement.replayed}
-    if run.steps is not None and len(run.steps):
-        thinned = curve(run.steps, most_bins=bins)
-        fields["train"] = {
-            "step": thinned.steps.tolist(),
-            "tokens": _per_step(thinned.steps.tolist(), thinned.tokens.tolist()),
-            "seconds": _rounded(thinned.seconds),
-            "loss": _rounded(thinned.losses),
-        }
+    fields: dict[str, Any] = {"id": run.id, "seed": run.value("seed"), "timed": not run.replayed}
+    rows = run.steps if run.steps is not None and len(run.steps) else None
+    if rows is not None:
+        thinned = curve(rows, most_bins=bins)
+        steps, tokens = thinned.steps.tolist(), thinned.tokens.tolist()
+        fields["train"] = _series(steps, thinned.losses, _per_step(steps, tokens), thinned.seconds)
         if thinned.bin_size > 1:
-            fields["mean"] = {
-                "step": _rounded(thinned.mean_steps),
-                "loss": _rounded(thinned.mean_losses),
-                "size": thinned.bin_size,
-            }
-    if evaluations := run.measurement.evaluations:
+            means = _series(_rounded(thinned.mean_steps), thinned.mean_losses)
+            fields["mean"] = means | {"size": thinned.bin_size}
+    if evaluations := run.evaluations:
         kept = [evaluations[index] for index in _kept([one.val_loss for one in evaluations], bins)]
         steps = [one.step for one in kept]
-        fields["val"] = {
-            "step": steps,
-            "tokens": _per_step(steps, [one.tokens for one in kept]),
-            "seconds": _rounded(one.seconds for one in kept),
-            "loss": _rounded(one.val_loss for one in kept),
-        }
+        tokens = _per_step(steps, [one.tokens for one in kept])
+        fields["val"] = _series(steps, [one.val_loss for one in kept], tokens, [one.seconds for one in kept])
     for name, value_of in _OF_SEGMENTS.items():
-        if (measured := _over_segments(run, value_of, bins)) is not None:
-            fields[name] = measured
+        found = [(row, value) for row in run.segments if (value := value_of(row)) is not None]
+        if found and run.start is not None:
+            of_kept = [found[index] for index in _kept([value for _, value in found], bins)]
+            kept_rows, values = zip(*of_kept, strict=True)
+            ends, seconds = [row.last_step for row in kept_rows], [row.seconds for row in kept_rows]
+            fields[name] = _series(ends, values, run.start.tokens_per_step, seconds)
     for name in ("lr", "grad_norm"):
-        if run.steps is not None and np.isfinite(values := run.steps[name].to_numpy()).any():
-            places = _kept(values, max(_FEWEST_BINS, bins // 8))
-            numbers = run.steps["step"].to_numpy()[places].tolist()
-            fields[name] = {"step": numbers, "loss": _rounded(values[places])}
+        if rows is not None and np.isfinite(numbers := rows[name].to_numpy()).any():
+            places = _kept(numbers, max(_FEWEST_BINS, bins // 8))
+            fields[name] = _series(rows["step"].to_numpy()[places].tolist(), numbers[places])
     return fields
+
+
+def _series(
+    steps: Sequence[float | None],
+    values: Sequence[float] | Floats,
+    tokens: int | Sequence[int] | None = None,
+    seconds: Sequence[float] | Floats | None = None,
+) -> dict[str, Any]:
+    """Numbers along the steps, and where they are known along the tokens (or by the tokens of a step) and the
+    seconds."""
+    further = {} if seconds is None else {"tokens": tokens, "seconds": _rounded(seconds)}
+    return {"step": steps, **further, "loss": _rounded(values)}
 
 
 _OF_SEGMENTS: Mapping[str, Callable[[Segment], float | None]] = {
     "load": lambda row: max(row.experts.max_over_mean) if row.experts else None,
     "memory": lambda row: max(peak_memory(row), default=0) / 2**30 or None,
-    "speed": lambda row: row.steady_tokens / row.steady_seconds if row.steady_seconds > 0 else None,
+    "speed": lambda row: row.tokens_per_second,
 }
 """What the page draws of segments: of experts the largest load over the mean in the most uneven block, the
 memory of the fullest rank in GiB, tokens per second."""
-
-
-def _over_segments(
-    run: RunResult, value_of: Callable[[Segment], float | None], bins: int
-) -> dict[str, Any] | None:
-    found = [(row, value) for row in run.measurement.segments if (value := value_of(row)) is not None]
-    if not found or run.measurement.start is None:
-        return None
-    kept = [found[index] for index in _kept([value for _, value in found], bins)]
-    return {
-        "step": [row.last_step for row, _ in kept],
-        "tokens": run.measurement.start.tokens_per_step,
-        "seconds": _rounded(row.seconds for row, _ in kept),
-        "loss": _rounded(value for _, value in kept),
-    }
 
 
 def _kept(values: Sequence[float] | Floats, bins: int) -> Indices:
@@ -477,14 +464,13 @@ def _per_step(steps: Sequence[int], tokens: Sequence[int]) -> int | list[int]:
     return each if all(step * each == count for step, count in zip(steps, tokens, strict=True)) else [*tokens]
 
 
-def _rounded(values: Iterable[float]) -> list[float | None]:
+def _rounded(values: Sequence[float] | Floats) -> list[float | None]:
     """The values with six digits, more than any useful zoom shows; None for one that is not finite."""
-    given = np.array([*values] if not isinstance(values, np.ndarray) else values, dtype=np.float64)
-    known = np.isfinite(given) & (given != 0)
+    given = np.asarray(values, dtype=np.float64)
+    finite = np.isfinite(given)
+    known = finite & (given != 0)
     scale = 10.0 ** (5 - np.floor(np.log10(np.abs(given, where=known, out=np.ones_like(given)))))
     rounded: list[float | None] = (np.round(given * scale) / scale).tolist()
-    return (
-        rounded
-        if known.all()
-        else [value if fine else None for value, fine in zip(rounded, np.isfinite(given), strict=True)]
-    )
+    if finite.all():
+        return rounded
+    return [value if fine else None for value, fine in zip(rounded, finite, strict=True)]

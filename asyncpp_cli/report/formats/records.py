@@ -13,7 +13,6 @@ import polars as pl
 
 from asyncpp_cli.base.console import printable
 from asyncpp_cli.report.analysis.cells import CellResult
-from asyncpp_cli.report.analysis.verdict import verdicts
 from asyncpp_cli.report.load.metrics_rows import STEP_SCHEMA
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.columns import records, value_columns
@@ -30,11 +29,10 @@ def to_json(report: Report, _options: object = None) -> str:
     also has the report's first line (`answer`)."""
     cells, tunings, transfers = report.cells, report.tunings, report.transfers
     listed = records(cells)
-    found = verdicts(cells)
     for cell, record in zip(cells, listed, strict=True):
         record["best"] = report.answer is not None and cell is report.answer.best
         record["answer"] = report.answer.sentence if report.answer is not None and record["best"] else None
-        record["verdicts"] = [verdict.record() for verdict in found if verdict.delayed is cell]
+        record["verdicts"] = [verdict.record() for verdict in report.verdicts if verdict.delayed is cell]
         if transfers:
             record["planned"] = [each.record() for each in transfers if each.verdict.delayed is cell]
     arms = {
@@ -127,13 +125,11 @@ def _parts(runs: Iterable[RunResult], schema: dict[str, pl.DataType]) -> Iterabl
             {
                 "run": run.id,
                 "kind": "eval",
-                "step": evaluation.step,
-                "tokens": evaluation.tokens,
-                "seconds": evaluation.seconds,
+                **{name: getattr(evaluation, name) for name in ("step", "tokens", "seconds")},
                 "val_loss": loss,
                 "set": of_set,
             }
-            for evaluation in run.measurement.evaluations
+            for evaluation in run.evaluations
             for of_set, loss in (
                 (None, evaluation.val_loss),
                 *((name, measured.val_loss) for name, measured in (evaluation.sets or {}).items()),

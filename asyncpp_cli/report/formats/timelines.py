@@ -11,7 +11,7 @@ from html import escape
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.load.measured_timeline import MeasuredTimeline, read_measured_timeline
-from asyncpp_cli.report.load.run import Settings, grouped
+from asyncpp_cli.report.load.run import Settings, grouped, only
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import SettingError, with_settings
 from asyncpp_cli.schedule_tools.programs import rank_times
@@ -95,9 +95,7 @@ class _Source(IntEnum):
 
 def _best_source(cell: CellResult) -> _Source:
     """The best source that the cell may have; its files are not read."""
-    if not any(
-        run.measurement.segments and run.measurement.segments[-1].action_seconds for run in cell.completed
-    ):
+    if not any(run.segments and run.segments[-1].action_seconds for run in cell.completed):
         return _Source.PROGRAM
     recorded = any(
         run.folder is not None and Run(run.folder).timeline_file.exists() for run in cell.completed
@@ -106,8 +104,8 @@ def _best_source(cell: CellResult) -> _Source:
 
 
 def _program_key(cell: CellResult) -> Settings:
-    sections = ("schedule.", "parallel.stages")
-    return cell.settings(lambda key: key.startswith(sections) and cell.uses(key))
+    settings = only(cell.settings, "schedule.", "parallel.stages")
+    return frozenset(each for each in settings if cell.uses(each[0]))
 
 
 def _pair(cell: CellResult) -> TimelinePair | None:
@@ -198,7 +196,7 @@ def _settings(cell: CellResult, config: RunConfig) -> list[str]:
 def _times(cell: CellResult, program: Program) -> RankTimes | None:
     for run in cell.completed:
         try:
-            times = rank_times(run.measurement.segments, program.rank_of_stage)
+            times = rank_times(run.segments, program.rank_of_stage)
         except (ArithmeticError, IndexError):
             # A row of another form.
             continue

@@ -19,7 +19,9 @@ from stages.config.run_config import RunConfig
 from stages.config.segments import is_sharded, program_options, sync_steps
 
 
-def fault(metrics: Metrics, config: RunConfig, *, state: State, from_start: bool) -> str:
+def fault(
+    metrics: Metrics, config: RunConfig, prediction: Prediction | None, *, state: State, from_start: bool
+) -> str:
     """The first fault of a run's metrics, on one line; empty if there is none.
 
     A loss that is not finite is none: a run that diverged has it.
@@ -27,6 +29,7 @@ def fault(metrics: Metrics, config: RunConfig, *, state: State, from_start: bool
     Args:
         metrics: the run's rows.
         config: its configuration.
+        prediction: what its schedule predicts, if that is known.
         state: its state. A completed run has all rows, another those up to where it is.
         from_start: whether it begins at step 0, and continues no other run.
     """
@@ -34,7 +37,7 @@ def fault(metrics: Metrics, config: RunConfig, *, state: State, from_start: bool
         _steps(metrics, from_start=from_start)
         or _losses(metrics)
         or _corpus(metrics, config)
-        or _delays(metrics, config)
+        or _delays(metrics, prediction)
         or (_end(metrics, config) if state == State.COMPLETED else "")
     )
 
@@ -79,8 +82,7 @@ def _corpus(metrics: Metrics, config: RunConfig) -> str:
     return ""
 
 
-def _delays(metrics: Metrics, config: RunConfig) -> str:
-    prediction = predicted(config) if metrics.segments else None
+def _delays(metrics: Metrics, prediction: Prediction | None) -> str:
     if prediction is None:
         return ""
     expected = prediction.delays

@@ -13,7 +13,7 @@ from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.base.progress import shown
 from asyncpp_cli.planner.costs.devices import peak_tflops
 from asyncpp_cli.report.load.checks import fault, predicted
-from asyncpp_cli.report.load.measure import Measurement, measure, without_losses
+from asyncpp_cli.report.load.measure import Measurement, measure
 from asyncpp_cli.report.load.metrics_rows import Metrics, read_metrics
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -59,12 +59,7 @@ def load(experiments: Iterable[Experiment], *, keep_steps: bool) -> tuple[list[R
 
 def _load(cell: Cell, run: Run, queue: SlurmQueue, *, configs: Lock, keep_steps: bool) -> RunResult:
     plain = RunResult(
-        id=cell.id,
-        axes=cell.axes,
-        config=None,
-        state="missing",
-        folder=run.folder,
-        loss_of=cell.loss_of,
+        id=cell.id, axes=cell.axes, config=None, state="missing", folder=run.folder, loss_of=cell.loss_of
     )
     if not run.folder.is_dir():
         return replace(plain, reason=f"{run.folder} is gone")
@@ -80,34 +75,32 @@ def _load(cell: Cell, run: Run, queue: SlurmQueue, *, configs: Lock, keep_steps:
         if status.state in UNKNOWN:
             return replace(plain, config=config, state=str(status.state), reason=status.reason)
         metrics = read_metrics(run)
-        if wrong := fault(metrics, run_config, state=status.state, from_start=lineage is None):
+        prediction = predicted(run_config)
+        if wrong := fault(metrics, run_config, prediction, state=status.state, from_start=lineage is None):
             return replace(plain, config=config, state="damaged", reason=f"{run.metrics_file}: {wrong}")
-        measurement = measure(metrics)
-        if cell.loss_of is not None:
-            measurement = without_losses(measurement)
+        # The loss of a run for its speed alone is that of another.
+        measured = measure(metrics if cell.loss_of is None else replace(metrics, evaluations=()))
     except (DamagedError, OSError) as error:
         return replace(plain, config=config, state=str(state_after(error)), reason=str(error))
     except (IndexError, OverflowError, ValueError, ZeroDivisionError) as error:
         # Lists of unlike lengths, numbers that are too large.
         reason = f"{run.metrics_file} has a row of another form ({error})"
         return replace(plain, config=config, state="damaged", reason=reason)
-    prediction = predicted(run_config)
-    loaded = replace(
+    return replace(
         plain,
+        **vars(measured),
         config=config,
         state=str(status.state),
         reason=status.reason or None,
         progress=status.step / status.steps if status.attempt and status.steps else None,
-        restarts=_restarts(status, measurement),
-        measurement=measurement,
+        restarts=_restarts(status, measured),
         steps=metrics.steps if keep_steps and cell.loss_of is None else None,
-        bubble_predicted=None if prediction is None else prediction.bubble,
-        bubble_of_segment=None if prediction is None else prediction.of_segment,
+        prediction=prediction,
         cost=cost_of_run(run, status),
         lineage=lineage,
         problems=_problems(run, metrics, status),
+        mfu=utilisation(run_config, measured),
     )
-    return replace(loaded, utilisation=utilisation(run_config, loaded))
 
 
 def _once_each(loaded: Sequence[RunResult]) -> tuple[list[RunResult], list[str]]:
@@ -129,12 +122,12 @@ def _once_each(loaded: Sequence[RunResult]) -> tuple[list[RunResult], list[str]]
 
 
 def _progress(run: RunResult) -> tuple[bool, int]:
-    return run.state == State.COMPLETED, run.measurement.steps_done
+    return run.state == State.COMPLETED, run.steps_done
 
 
-def _restarts(status: Status, measurement: Measurement) -> int:
+def _restarts(status: Status, run: Measurement) -> int:
     """Attempts that began anew where another had ended, but not those that went on after a pause."""
-    continued = measurement.pauses - (status.state == State.PAUSED)
+    continued = run.pauses - (status.state == State.PAUSED)
     return max(0, status.attempt - 1 - continued)
 
 
@@ -167,21 +160,19 @@ def load_selection(path: Path) -> list[RunResult]:
 _TERA = 1e12
 
 
-def utilisation(config: RunConfig, run: RunResult) -> float | None:
+def utilisation(config: RunConfig, run: Measurement) -> float | None:
     """MFU in 0..1, with one device per rank; None where the throughput, the device's peak or the model's
     arithmetic is unknown.
 
     `site.peak_tflops` of the configuration goes before the table.
     """
-    start, tokens_per_second, ranks = run.measurement.start, run.measurement.tokens_per_second, run.ranks
-    if start is None or tokens_per_second is None or not ranks:
+    if run.start is None or run.start.device is None or run.tokens_per_second is None:
         return None
     if config.model.factory is not None or config.model.family not in FAMILIES:
         return None
-    if start.device is None:
-        return None
-    peak = config.site.peak_tflops or peak_tflops(start.device, config.train.precision)
+    peak = config.site.peak_tflops or peak_tflops(run.start.device, config.train.precision)
     if not peak:
         return None
     flops = describe(config.model).training_flops(context=config.data.context)
-    return tokens_per_second * flops / (ranks * peak * _TERA)
+    ranks = config.parallel.stages * config.parallel.data
+    return run.tokens_per_second * flops / (ranks * peak * _TERA)

@@ -3,155 +3,46 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import takewhile
+from typing import Any, TypeVar
 
 from asyncpp_cli.report.load.metrics_rows import Metrics
 from stages.rows import Evaluation, Segment, SetLoss, Start
 
-_LOSSES = ("val_loss", "val_loss_error", "val_loss_ema", "bits_per_byte")
-"""Fields that a run for its speed alone does not have."""
+_Number = TypeVar("_Number")
+_Ordered = TypeVar("_Ordered", int, float)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """Numbers from the metrics of a run; None where they are not known (yet)."""
-
-    steps_done: int = 0
-    """Updates in the metrics."""
-    evaluations: tuple[Evaluation, ...] = ()
-    val_loss: float | None = None
-    """Nats per token, of the last evaluation."""
-    val_loss_error: float | None = None
-    """Its standard error, from the losses of the evaluation's micro-batches."""
-    val_loss_ema: float | None = None
-    """The loss of the average of the weights there."""
-    bits_per_byte: float | None = None
-    """The loss of the last evaluation, in bits per byte of text."""
-    unigram_bits_per_byte: float | None = None
-    """Entropy of the single bytes of the text: the best loss of a model without context."""
-    tokens_per_second: float | None = None
-    """In steady state: without evaluations, and without filling and draining the pipeline."""
-    tokens_per_second_by_segment: tuple[float, ...] = ()
-    """Tokens per second of each segment, in steady state."""
-    delay: int | None = None
-    """Largest number of updates between the weights of a gradient and those it was applied to, as counted."""
-    mismatch: int | None = None
-    """Largest number of versions between a micro-batch's forward and its backward, as counted."""
-    bubble: float | None = None
-    """Share of the steady state that ranks waited, mean over ranks, in 0..1."""
-    bubble_by_rank: tuple[float, ...] = ()
-    slowest: Slowest | None = None
-    """The rank that the others wait for, by what the ranks computed."""
-    peak_memory: tuple[float, ...] = ()
-    """Peak bytes of each rank of the pipeline: allocated on the device, or where the device does not count
-    them, held by the run itself."""
-    load_per_core: float | None = None
-    """Largest load average per core of the machine, over the segments."""
-    load_by_block: tuple[float, ...] = ()
-    """In the last segment, for each block of experts: tokens of the busiest expert over the mean of all
-    experts, in an update."""
-    load_max_over_mean: float | None = None
-    """The largest of these."""
-    load_entropy: float | None = None
-    """Entropy of the experts' shares of the last segment's tokens, 1 if equal; the least over blocks."""
-    experts_never_chosen: int | None = None
-    """In the last segment, over all blocks."""
-    skipped_steps: int = 0
-    """Steps skipped because a gradient was not finite."""
-    skipped_last: int = 0
-    """Steps skipped in a row at the end."""
-    seconds: float | None = None
-    """Training time, without evaluations."""
-    first_step_seconds: float | None = None
-    """Up to the first update: compiling, loading kernels, filling the pipeline."""
-    start: Start | None = None
-    """The `start` row of the last attempt: machine and versions."""
-    segments: tuple[Segment, ...] = ()
-    pauses: int = 0
-    """Steps at which the run has paused (`asyncpp launch --until`)."""
-
-    @property
-    def sets(self) -> Mapping[str, SetLoss]:
-        """Losses of the last evaluation by validation set; empty if there is one set alone."""
-        return (self.evaluations[-1].sets if self.evaluations else None) or {}
-
-    def of_set(self, name: str, field: str) -> float | None:
-        """A field of `SetLoss`, or the bits per byte, of a validation set; None if it is not known."""
-        loss: float | None = getattr(
-            self.sets.get(name), "val_loss" if field == "bits_per_byte" else field, None
-        )
-        if field != "bits_per_byte":
-            return loss
-        described = ((self.start.validation if self.start is not None else None) or {}).get(name)
-        return _bits_per_byte(loss, None if described is None else described.bytes_per_token)
-
-    @property
-    def replayed(self) -> bool:
-        """Whether one process ran all ranks in turn: its times say nothing about a pipeline."""
-        return bool(self.start is not None and self.start.replayed)
-
-    def first_at(self, target: float) -> Evaluation | None:
-        """The first evaluation with a validation loss of at most `target`, nats per token."""
-        return next((evaluation for evaluation in self.evaluations if evaluation.val_loss <= target), None)
+def _by_step(rows: Metrics) -> list[Evaluation]:
+    """One evaluation of each step: a run that is killed as it pauses evaluates again, to the same loss."""
+    return list({row.step: row for row in rows.evaluations}.values())
 
 
-def measure(metrics: Metrics) -> Measurement:
-    """The numbers of a run.
-
-    Raises:
-        IndexError or ValueError: lists of a row have other lengths than those of another.
-    """
-    start = metrics.starts[-1] if metrics.starts else None
-    segments = metrics.segments
-    # By step: a run that is killed as it pauses evaluates again, to the same loss.
-    evaluations = tuple({row.step: row for row in metrics.evaluations}.values())
-    last = evaluations[-1] if evaluations else None
-    bubble_by_rank = _bubble_by_rank(segments)
-    steps = metrics.steps
-    seconds = [row.seconds for row in metrics.evaluations]
-    seconds += [row.seconds for row in segments]
-    seconds += [row.seconds for row in metrics.ends if row.seconds is not None]
-    if len(steps):
-        seconds.append(float(steps["seconds"][-1]))
-    return Measurement(
-        steps_done=int(steps["step"].max() or 0) if len(steps) else 0,  # type: ignore[arg-type]
-        evaluations=evaluations,
-        val_loss=last.val_loss if last else None,
-        val_loss_error=last.val_loss_error if last else None,
-        val_loss_ema=last.val_loss_ema if last else None,
-        bits_per_byte=_bits_per_byte(last.val_loss, start.bytes_per_token) if last and start else None,
-        unigram_bits_per_byte=start.unigram_bits_per_byte if start else None,
-        tokens_per_second=_tokens_per_second(segments),
-        tokens_per_second_by_segment=tuple(
-            row.steady_tokens / row.steady_seconds for row in segments if row.steady_seconds > 0
-        ),
-        delay=max((delay for row in segments for delay in row.delay_max if delay is not None), default=None),
-        mismatch=max((mismatch for row in segments for mismatch in row.mismatch_max), default=None),
-        bubble=sum(bubble_by_rank) / len(bubble_by_rank) if bubble_by_rank else None,
-        bubble_by_rank=bubble_by_rank,
-        slowest=slowest(segments, start),
-        peak_memory=_peak_memory(segments),
-        load_per_core=max(
-            (row.load_per_core for row in segments if row.load_per_core is not None), default=None
-        ),
-        **_load(segments),
-        skipped_steps=int(steps["skipped"].sum()) if len(steps) else 0,
-        skipped_last=len(steps) - 1 - max((~steps["skipped"]).arg_true(), default=-1),
-        seconds=max(seconds, default=None),
-        first_step_seconds=_first_step_seconds(metrics),
-        start=start,
-        segments=tuple(segments),
-        # By step, as evaluations.
-        pauses=len({row.step for row in metrics.pauses}),
-    )
+def _last(rows: Metrics, name: str) -> float | None:
+    """A field of the last evaluation."""
+    return getattr(_by_step(rows)[-1], name) if rows.evaluations else None
 
 
-def without_losses(measurement: Measurement) -> Measurement:
-    """The numbers of a run for its speed alone, whose loss is that of another run."""
-    unknown: dict[str, Any] = dict.fromkeys(_LOSSES)
-    return replace(measurement, evaluations=(), **unknown)
+def _started(rows: Metrics, name: str) -> float | None:
+    """A field of the last `start` row."""
+    return getattr(rows.start, name, None)
+
+
+def _most(values: Iterable[_Ordered | None]) -> _Ordered | None:
+    """The largest that is not None; None without any."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _load(rows: Metrics, name: str) -> Sequence[Any]:
+    """A field of the experts' load in the last segment that has it, by block; empty in a dense model."""
+    measured = [row.experts for row in rows.segments if row.experts is not None]
+    return getattr(measured[-1], name) if measured else ()
 
 
 def _bits_per_byte(loss: float | None, bytes_per_token: float | None) -> float | None:
@@ -183,20 +74,6 @@ def _bubble_by_rank(segments: Sequence[Segment]) -> tuple[float, ...]:
         return ()
     ranks = range(len(measured[0][0]))
     return tuple(1 - sum(busy[rank] * took for busy, took in measured) / seconds for rank in ranks)
-
-
-def _load(segments: Sequence[Segment]) -> dict[str, Any]:
-    """The fields of the experts' load; none in a dense model."""
-    measured = [row.experts for row in segments if row.experts is not None]
-    if not measured:
-        return {}
-    last = measured[-1]
-    return {
-        "load_by_block": tuple(last.max_over_mean),
-        "load_max_over_mean": max(last.max_over_mean),
-        "load_entropy": min(last.entropy),
-        "experts_never_chosen": sum(last.never_chosen),
-    }
 
 
 def peak_memory(row: Segment) -> list[int]:
@@ -264,3 +141,109 @@ def slowest(segments: Sequence[Segment], start: Start | None) -> Slowest | None:
 
 def _in_all_steps(row: Segment) -> list[list[float]]:
     return [[row.steps * (took or 0.0) for took in of_rank] for of_rank in row.compute_seconds or ()]
+
+
+_NO_ROWS = Metrics()
+
+
+def _of(formula: Callable[[Metrics], _Number]) -> _Number:
+    """A field of `Measurement` by its formula; its default is that of a run without rows."""
+    return field(default=formula(_NO_ROWS), metadata={"formula": formula})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Numbers from the metrics of a run, each with its formula; None where they are not known (yet)."""
+
+    start: Start | None = _of(lambda rows: rows.start)  # noqa: RUF009 - a row is frozen
+    """The `start` row of the last attempt: machine and versions."""
+    segments: tuple[Segment, ...] = _of(lambda rows: tuple(rows.segments))
+    evaluations: tuple[Evaluation, ...] = _of(lambda rows: tuple(_by_step(rows)))
+    steps_done: int = _of(lambda rows: int(rows.steps["step"].max() or 0))  # type: ignore[arg-type]
+    """Updates in the metrics."""
+    val_loss: float | None = _of(lambda rows: _last(rows, "val_loss"))
+    """Nats per token, of the last evaluation."""
+    val_loss_error: float | None = _of(lambda rows: _last(rows, "val_loss_error"))
+    """Its standard error, from the losses of the evaluation's micro-batches."""
+    val_loss_ema: float | None = _of(lambda rows: _last(rows, "val_loss_ema"))
+    """The loss of the average of the weights there."""
+    bits_per_byte: float | None = _of(
+        lambda rows: _bits_per_byte(_last(rows, "val_loss"), _started(rows, "bytes_per_token"))
+    )
+    """The loss of the last evaluation, in bits per byte of text."""
+    unigram_bits_per_byte: float | None = _of(lambda rows: _started(rows, "unigram_bits_per_byte"))
+    """Entropy of the single bytes of the text: the best loss of a model without context."""
+    tokens_per_second: float | None = _of(lambda rows: _tokens_per_second(rows.segments))
+    """In steady state: without evaluations, and without filling and draining the pipeline."""
+    tokens_per_second_by_segment: tuple[float, ...] = _of(
+        lambda rows: tuple(rate for row in rows.segments if (rate := row.tokens_per_second) is not None)
+    )
+    """Tokens per second of each segment, in steady state."""
+    delay: int | None = _of(lambda rows: _most(delay for row in rows.segments for delay in row.delay_max))
+    """Largest number of updates between the weights of a gradient and those it was applied to, as counted."""
+    mismatch: int | None = _of(
+        lambda rows: _most(mismatch for row in rows.segments for mismatch in row.mismatch_max)
+    )
+    """Largest number of versions between a micro-batch's forward and its backward, as counted."""
+    bubble: float | None = _of(lambda rows: _mean(_bubble_by_rank(rows.segments)))
+    """Share of the steady state that ranks waited, mean over ranks, in 0..1."""
+    bubble_by_rank: tuple[float, ...] = _of(lambda rows: _bubble_by_rank(rows.segments))
+    slowest: Slowest | None = _of(lambda rows: slowest(rows.segments, rows.start))  # noqa: RUF009
+    """The rank that the others wait for, by what the ranks computed."""
+    peak_memory: tuple[float, ...] = _of(lambda rows: _peak_memory(rows.segments))
+    """Peak bytes of each rank of the pipeline: allocated on the device, or where the device does not count
+    them, held by the run itself."""
+    load_per_core: float | None = _of(lambda rows: _most(row.load_per_core for row in rows.segments))
+    """Largest load average per core of the machine, over the segments."""
+    load_by_block: tuple[float, ...] = _of(lambda rows: tuple(_load(rows, "max_over_mean")))
+    """In the last segment, for each block of experts: tokens of the busiest expert over the mean of all
+    experts, in an update."""
+    load_max_over_mean: float | None = _of(lambda rows: _most(_load(rows, "max_over_mean")))
+    """The largest of these."""
+    load_entropy: float | None = _of(lambda rows: min(_load(rows, "entropy"), default=None))
+    """Entropy of the experts' shares of the last segment's tokens, 1 if equal; the least over blocks."""
+    experts_never_chosen: int | None = _of(
+        lambda rows: sum(chosen) if (chosen := _load(rows, "never_chosen")) else None
+    )
+    """In the last segment, over all blocks."""
+    skipped_steps: int = _of(lambda rows: int(rows.steps["skipped"].sum()))
+    """Steps skipped because a gradient was not finite."""
+    skipped_last: int = _of(lambda rows: len([*takewhile(bool, reversed(rows.steps["skipped"].to_list()))]))
+    """Steps skipped in a row at the end."""
+    first_step_seconds: float | None = _of(lambda rows: _first_step_seconds(rows))
+    """Up to the first update: compiling, loading kernels, filling the pipeline."""
+    pauses: int = _of(lambda rows: len({row.step for row in rows.pauses}))
+    """Steps at which the run has paused (`asyncpp launch --until`)."""
+
+    @property
+    def sets(self) -> Mapping[str, SetLoss]:
+        """Losses of the last evaluation by validation set; empty if there is one set alone."""
+        return (self.evaluations[-1].sets if self.evaluations else None) or {}
+
+    def of_set(self, name: str, field: str) -> float | None:
+        """A field of `SetLoss`, or the bits per byte, of a validation set; None if it is not known."""
+        loss: float | None = getattr(
+            self.sets.get(name), "val_loss" if field == "bits_per_byte" else field, None
+        )
+        if field != "bits_per_byte":
+            return loss
+        described = ((self.start.validation if self.start is not None else None) or {}).get(name)
+        return _bits_per_byte(loss, None if described is None else described.bytes_per_token)
+
+    @property
+    def replayed(self) -> bool:
+        """Whether one process ran all ranks in turn: its times say nothing about a pipeline."""
+        return bool(self.start is not None and self.start.replayed)
+
+    def first_at(self, target: float) -> Evaluation | None:
+        """The first evaluation with a validation loss of at most `target`, nats per token."""
+        return next((evaluation for evaluation in self.evaluations if evaluation.val_loss <= target), None)
+
+
+def measure(metrics: Metrics) -> Measurement:
+    """The numbers of a run.
+
+    Raises:
+        IndexError or ValueError: lists of a row have other lengths than those of another.
+    """
+    return Measurement(**{each.name: each.metadata["formula"](metrics) for each in fields(Measurement)})

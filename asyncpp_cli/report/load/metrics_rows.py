@@ -40,6 +40,11 @@ class Metrics:
     """Number of lines that are not JSON objects, also left out."""
 
     @property
+    def start(self) -> Start | None:
+        """The row of the last attempt."""
+        return self.starts[-1] if self.starts else None
+
+    @property
     def is_empty(self) -> bool:
         others = (self.starts, self.evaluations, self.segments, self.pauses, self.ends)
         return not len(self.steps) and not any(others)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncpp_cli.experiment.template import SHORTHANDS
+from asyncpp_cli.report.load.checks import Prediction
 from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.runs.attempts.cost import Cost
 from asyncpp_cli.runs.run_folder import Lineage
@@ -17,14 +18,22 @@ if TYPE_CHECKING:
     import polars as pl
 
 Settings = frozenset[tuple[str, str]]
-"""Keys with their values, to compare."""
+"""Keys with their values as text, to compare."""
 
 _Item = TypeVar("_Item")
 
 
-def settings_of(values: Mapping[str, Any], included: Callable[[str], bool]) -> Settings:
-    """The values of the keys that are included."""
-    return frozenset((key, repr(value)) for key, value in values.items() if included(key))
+def settings_of(values: Mapping[str, Any]) -> Settings:
+    """The values that tell cells apart: all but the seed and the site."""
+    return frozenset(
+        (key, repr(value)) for key, value in values.items() if key != "seed" and not key.startswith("site.")
+    )
+
+
+def only(settings: Settings, *names: str) -> Settings:
+    """The settings of these keys; a name that ends with a dot is that of a section."""
+    sections = tuple(name for name in names if name.endswith("."))
+    return frozenset(each for each in settings if each[0] in names or each[0].startswith(sections))
 
 
 def grouped(items: Iterable[_Item], key_of: Callable[[_Item], Hashable]) -> list[list[_Item]]:
@@ -54,8 +63,8 @@ UNFINISHED = ("running", "paused", "pending")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """A run: its configuration, state and measurements."""
+class RunResult(Measurement):
+    """A run, with its numbers: the row of a report that all else is made from."""
 
     id: str
     axes: Mapping[str, Any]
@@ -71,14 +80,11 @@ class RunResult:
     """Share of its steps that are done, by its status; None if it has not begun."""
     restarts: int = 0
     """Attempts after the first."""
-    measurement: Measurement = field(default_factory=Measurement)
     steps: pl.DataFrame | None = None
     """Its `step` rows (`Metrics.steps`), if the loader keeps them."""
-    bubble_predicted: float | None = None
-    """Share of a step in which a rank waits by the schedule alone, in the long run (`Prediction`)."""
-    bubble_of_segment: tuple[int, float] | None = None
-    """Steps of a segment, and the predicted bubble in it, where the pipeline takes longer to settle."""
-    utilisation: float | None = None
+    prediction: Prediction | None = None
+    """What its schedule predicts; None if unknown."""
+    mfu: float | None = None
     """Model FLOP/s utilisation (MFU) in 0..1; None if unknown."""
     cost: Cost | None = None
     """Cost of all its attempts so far; None if it has not begun, or did not record its resources."""
@@ -100,9 +106,9 @@ class RunResult:
     def diverged(self) -> bool:
         """Whether its loss is not finite, or it failed in steps whose gradients were not."""
         if self.state == "completed":
-            loss = self.measurement.val_loss
+            loss = self.val_loss
             return loss is not None and not math.isfinite(loss)
-        return self.state == "failed" and self.measurement.skipped_last > 0
+        return self.state == "failed" and self.skipped_last > 0
 
     @property
     def ranks(self) -> int | None:
@@ -112,5 +118,5 @@ class RunResult:
 
     @property
     def tokens_per_second_per_rank(self) -> float | None:
-        speed = self.measurement.tokens_per_second
+        speed = self.tokens_per_second
         return speed / self.ranks if speed is not None and self.ranks else None

@@ -12,7 +12,8 @@ from typing import Any
 
 from asyncpp_cli.base.console import as_plain, printable
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.report.analysis.cells import CellResult, arm_names, value_text
+from asyncpp_cli.base.tables import Heading
+from asyncpp_cli.report.analysis.cells import CellResult, value_text
 from asyncpp_cli.report.analysis.conditions import conditions
 from asyncpp_cli.report.analysis.statistics import (
     CANNOT_BE_TOLD,
@@ -21,6 +22,7 @@ from asyncpp_cli.report.analysis.statistics import (
     Interval,
     Pairs,
     Spread,
+    exp,
     ratio_text,
 )
 from schedules import KNOWN
@@ -32,36 +34,51 @@ NOTHING = "-"
 Value = Callable[[CellResult], Any]
 Text = Callable[[CellResult], str]
 
+WHOLE = {"": ""}
+MEAN = {"": "mean", "_std": "std"}
+ENDS = {"_low": "interval.low", "_high": "interval.high"}
+"""Fields of a number, of a mean over seeds and of an interval (`Column.parts`)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """A quantity of a cell."""
 
-    key: str
-    """Name of its field in records and for `--value`."""
-    fields: Mapping[str, Value]
-    """Values in records, by the suffix of the field's name (`_std`, `_low`; empty: the key alone)."""
-    title: str = ""
-    """Heading in tables, in one or several lines; empty: in records only."""
-    text: Text = lambda _: NOTHING
-    """What a table shows; `NOTHING` where there is no value."""
-    right: bool = True
-    """Numbers are aligned right."""
-    always: bool = False
+    heading: Heading
+    """With the name of the field in records and for `--value`; without a title it is in records only."""
+    value: Value
+    parts: Mapping[str, str]
+    """The fields in records: for each suffix of the name the attribute of the value; empty: the value."""
+    form: str
+    """Format of the number in tables."""
+    own_text: Text | None
+    """What a table shows, if that is not the number with half of its interval."""
+    always: bool
     """Shown even if no cell has a value."""
-    move_order: int | None = None
-    """Order in which a narrow table moves columns with the same text in every row below the table."""
-    drop_order: int | None = None
-    """Order in which a narrow table leaves columns out, in one sequence with `move_order`."""
 
-    secondary: bool = False
-    """Hidden on phones, as are the columns with such an order."""
-    extra: bool = False
-    """Hidden on the page until all columns are asked for."""
+    @property
+    def key(self) -> str:
+        return self.heading.key
 
     def record(self, cell: CellResult) -> dict[str, Any]:
         """The cell's fields, as JSON can hold them."""
-        return {f"{self.key}{end}": as_plain(value(cell)) for end, value in self.fields.items()}
+        value = self.value(cell)
+        return {f"{self.key}{end}": as_plain(_part(value, path)) for end, path in self.parts.items()}
+
+    def text(self, cell: CellResult) -> str:
+        """What a table shows; `NOTHING` where there is no value."""
+        if self.own_text is not None:
+            return self.own_text(cell)
+        value = self.value(cell)
+        interval = value.interval if value is not None and "_low" in self.parts else None
+        return _with_half(formatted(_part(value, self.parts[""]), self.form), interval, self.form)
+
+
+def _part(value: Any, path: str) -> Any:
+    """An attribute of a value, whose names are separated by dots; None if there is no value on the way."""
+    for name in filter(None, path.split(".")):
+        value = getattr(value, name, None)
+    return value
 
 
 def single(
@@ -69,23 +86,34 @@ def single(
     title: str = "",
     value: Value | None = None,
     *,
+    parts: Mapping[str, str] = WHOLE,
     form: str = "{}",
     text: Text | None = None,
-    **options: Any,
+    always: bool = False,
+    right: bool = True,
+    **how: Any,
 ) -> Column:
-    """A column of one field.
+    """A column of one number.
 
     Args:
         key: name of the field.
         title: heading in tables; empty: in records only.
         value: of a cell; None: its attribute `key`.
+        parts: as of `Column`, like the next three.
         form: format of the value in tables.
-        text: of a cell in tables, instead of the formatted value.
-        **options: further fields of `Column`.
+        text: `own_text`.
+        always: whether it is shown without a value.
+        right: whether tables align it right.
+        **how: fields of `Heading`: how the column gives way.
     """
-    get = value or attrgetter(key)
-    shown = text or (lambda cell: formatted(get(cell), form))
-    return Column(key=key, title=title, fields={"": get}, text=shown, **options)
+    return Column(
+        heading=Heading(key=key, title=title, right=right, **how),
+        value=value or attrgetter(key),
+        parts=parts,
+        form=form,
+        own_text=text,
+        always=always,
+    )
 
 
 def averaged(
@@ -93,44 +121,22 @@ def averaged(
     title: str = "",
     value: Callable[[CellResult], Spread | None] | None = None,
     *,
-    form: str,
-    text: Text | None = None,
     show_interval: bool = False,
     **options: Any,
 ) -> Column:
-    """A column of a `Spread`, with its mean and standard deviation as fields. Arguments as of `single`, and:
+    """A column of a mean over seeds, with its standard deviation as a field. Arguments as of `single`, and:
 
     Args:
-        value: of a cell; None: over its seeds, of the attribute `key` of `Measurement`.
+        value: of a cell; None: over its seeds, of the attribute `key` of a run.
         show_interval: whether tables show the mean's interval, which is in two further fields.
     """
-    get = value or (lambda cell: cell.spread(key))
-
-    def interval(cell: CellResult) -> Interval | None:
-        over_seeds = get(cell)
-        return over_seeds.interval if over_seeds is not None and show_interval else None
-
-    def mean_and_interval(cell: CellResult) -> str:
-        return _with_half(formatted(_part(get, "mean")(cell), form), interval(cell), form)
-
-    fields = {"": _part(get, "mean"), "_std": _part(get, "std")}
-    if show_interval:
-        fields |= interval_fields(interval)
-    return Column(key=key, title=title, fields=fields, text=text or mean_and_interval, **options)
+    parts = MEAN | ENDS if show_interval else MEAN
+    return single(key, title, value or (lambda cell: cell.spread(attrgetter(key))), parts=parts, **options)
 
 
 def _with_half(text: str, interval: Interval | None, form: str) -> str:
     """A number's text with half of the interval around it."""
     return text if interval is None else f"{text}±{form.format(interval.half_width)}"
-
-
-def interval_fields(value: Callable[[CellResult], Interval | None]) -> dict[str, Value]:
-    """The fields of an interval: its lower and upper bound."""
-    return {"_low": _part(value, "low"), "_high": _part(value, "high")}
-
-
-def _part(get: Value, name: str) -> Value:
-    return lambda cell: getattr(get(cell), name, None)
 
 
 def formatted(value: float | None, form: str) -> str:
@@ -153,7 +159,7 @@ def shown_columns(cells: Sequence[CellResult]) -> list[Column]:
     return [
         column
         for column in columns(cells)
-        if column.always or (column.title and any(column.text(cell) != NOTHING for cell in cells))
+        if column.always or (column.heading.title and any(column.text(cell) != NOTHING for cell in cells))
     ]
 
 
@@ -176,7 +182,7 @@ def value_columns(names: str, cells: Sequence[CellResult]) -> list[Column]:
     Raises:
         UserError: a key is unknown.
     """
-    known = {column.key: column for column in measured_columns(cells) if column.title}
+    known = {column.key: column for column in measured_columns(cells) if column.heading.title}
     keys = [key.strip() for key in names.split(",") if key.strip()]
     for key in keys:
         if key not in known:
@@ -198,112 +204,90 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
     all_on_cpu = all(_device(cell) in (None, "cpu") for cell in cells)
     per_rank_title = f"tokens/s\n{'/process' if all_on_cpu else '/GPU'}"
     return [
-        single(
-            "status", "status", attrgetter("state"), text=status_text, right=False, always=True, move_order=7
-        ),
+        _word("status", "status", status_text, attrgetter("state"), share=7),
         single("progress"),
         single("reason", value=lambda cell: "; ".join(cell.reasons) or None),
-        single("n", "n", text=runs_text, always=True, move_order=8),
+        single("n", "n", text=runs_text, always=True, share=8),
         _loss_column(),
         _schedule_of("loss_of"),
         averaged("val_loss_error", form="{:.3f}"),
-        averaged("bits_per_byte", "bits/\nbyte", form="{:.3f}", drop_order=16),
-        single(
-            "unigram_bits_per_byte",
-            "unigram\nbits/byte",
-            form="{:.3f}",
-            move_order=3,
-            drop_order=11,
-            extra=True,
-        ),
+        averaged("bits_per_byte", "bits/\nbyte", form="{:.3f}", hide=16),
+        single("unigram_bits_per_byte", "unigram\nbits/byte", form="{:.3f}", share=3, hide=11, extra=True),
         averaged(
-            "perplexity",
-            "perplexity",
-            attrgetter("perplexity"),
-            form="{:.2f}",
-            show_interval=True,
-            drop_order=4,
-            extra=True,
+            "perplexity", "perplexity", _perplexity, form="{:.2f}", show_interval=True, hide=4, extra=True
         ),
         _gap_column(cells),
-        averaged("val_loss_ema", "EMA\nval loss", form="{:.3f}", show_interval=True, drop_order=24),
-        _pairs_column("gap_ema", "EMA\ngap", lambda cell: cell.compared(averaged=True), drop_order=25),
+        averaged("val_loss_ema", "EMA\nval loss", form="{:.3f}", show_interval=True, hide=24),
+        _pairs_column("gap_ema", "EMA\ngap", lambda cell: cell.compared(attrgetter("val_loss_ema")), hide=25),
         *_reference_columns(cells),
         *_set_columns(cells),
-        Column(key="gap_welch", fields=interval_fields(attrgetter("gap_pairs.interval_welch"))),
+        single(
+            "gap_welch", value=attrgetter("gap_pairs.interval_welch"), parts={"_low": "low", "_high": "high"}
+        ),
         single("gap_seeds", value=attrgetter("gap_pairs.seeds")),
         single("gap_seeds_missing", value=lambda cell: list(cell.gap_pairs.unpaired)),
         _update_ratio_column(cells),
         _schedule_of("baseline"),
         _schedule_of("fastest", key="fastest_synchronous"),
-        single("recovered", "gap\nclosed", form="{:.0%}", drop_order=17),
+        single("recovered", "gap\nclosed", form="{:.0%}", hide=17),
         *_target_columns(cells),
         _speed_column(),
-        averaged(
-            "tokens_per_second_per_rank",
-            per_rank_title,
-            attrgetter("tokens_per_second_per_rank"),
-            form="{:,.0f}",
-            drop_order=5,
-            extra=True,
-        ),
+        averaged("tokens_per_second_per_rank", per_rank_title, form="{:,.0f}", hide=5, extra=True),
         _speedup_column(),
         single("throughput_bound"),
-        averaged("mfu", "MFU", attrgetter("utilisation"), form="{:.1%}", drop_order=15),
-        single("delay", "delay\nsteps", move_order=9),
+        averaged("mfu", "MFU", form="{:.1%}", hide=15),
+        single("delay", "delay\nsteps", share=9),
         averaged("bubble", "bubble\n(pred.)", form="{:.0%}", text=_bubble_text, secondary=True),
         single("bubble_predicted"),
         single("busy_by_rank"),
-        *_slowest_columns(),
+        # In the least even run: the rank that others wait for, the slowest of processes with the same work.
+        single(
+            "slowest",
+            value=attrgetter("least_even"),
+            parts={"_run": "id"}
+            | {f"_{name}": f"slowest.{name}" for name in ("rank", "ratio", "peer", "peer_ratio", "host")},
+        ),
         single("peak_memory_min", value=lambda cell: min(cell.peak_memory, default=None)),
         _memory_column(cells),
         single("peak_memory_by_rank", value=attrgetter("peak_memory")),
-        averaged("load_max_over_mean", "load\nmax/mean", form="{:.2f}", show_interval=True, drop_order=19),
+        averaged("load_max_over_mean", "load\nmax/mean", form="{:.2f}", show_interval=True, hide=19),
         averaged("load_entropy", form="{:.3f}"),
         averaged("experts_never_chosen", form="{:g}"),
         single("load_by_block"),
         averaged("first_step_seconds", form="{:.3g}"),
-        single("skipped_steps", "skipped\nsteps", move_order=1, drop_order=12, extra=True),
-        single("restarts", "restarts", move_order=2, drop_order=13, extra=True),
-        _cost_column("gpu_hours", "GPU-h", drop_order=-2),
-        _cost_column("core_hours", "core-h", drop_order=-1),
+        _counted("skipped_steps", "skipped\nsteps", share=1, hide=12),
+        _counted("restarts", "restarts", share=2, hide=13),
+        _cost_column("gpu_hours", "GPU-h", hide=-2),
+        _cost_column("core_hours", "core-h", hide=-1),
         single("runs", value=lambda cell: [run.id for run in cell.runs]),
         single("continues", value=_lineages),
         single("conditions", value=_conditions),
     ]
 
 
+def _perplexity(cell: CellResult) -> Spread | None:
+    return cell.spread(lambda run: None if run.val_loss is None else exp(run.val_loss))
+
+
+def _counted(name: str, title: str, **how: Any) -> Column:
+    """The sum over all runs of a cell."""
+    return single(name, title, lambda cell: sum(getattr(run, name) for run in cell.runs), extra=True, **how)
+
+
 def _schedule_of(other: str, *, key: str = "") -> Column:
     """The schedule of another cell that this one names."""
-    return single(key or other, value=lambda cell: getattr(getattr(cell, other), "schedule", None))
+    return single(key or other, value=attrgetter(other), parts={"": "schedule"})
 
 
 def _lineages(cell: CellResult) -> list[str]:
     return [f"{run.id} {run.lineage.text}" for run in cell.runs if run.lineage is not None]
 
 
-def _cost_column(name: str, title: str, *, drop_order: int) -> Column:
-    def value(cell: CellResult) -> float | None:
-        return getattr(cell.cost, name, None)
-
+def _cost_column(name: str, title: str, *, hide: int) -> Column:
     def text(cell: CellResult) -> str:
-        return formatted(value(cell) or None, "{:.3g}")
+        return formatted(getattr(cell.cost, name, None) or None, "{:.3g}")
 
-    return single(name, title, value, text=text, drop_order=drop_order)
-
-
-def _slowest_columns() -> list[Column]:
-    """In the least even run, the rank that others wait for and the slowest of the processes with the same
-    work."""
-
-    def field_of(name: str) -> Column:
-        return single(f"slowest_{name}", value=lambda cell: getattr(cell.slowest, name, None))
-
-    names = ("rank", "ratio", "peer", "peer_ratio", "host")
-    return [
-        single("slowest_run", value=lambda cell: getattr(cell.least_even, "id", None)),
-        *map(field_of, names),
-    ]
+    return single(name, title, attrgetter("cost"), parts={"": name}, text=text, hide=hide)
 
 
 def _target_columns(cells: Sequence[CellResult]) -> list[Column]:
@@ -313,10 +297,6 @@ def _target_columns(cells: Sequence[CellResult]) -> list[Column]:
         return []
 
     def reached(name: str, form: str, **options: Any) -> Column:
-        def value(cell: CellResult) -> float | None:
-            over_seeds = getattr(cell.reached, name, None)
-            return None if over_seeds is None else over_seeds.mean
-
         def text(cell: CellResult) -> str:
             if cell.reached is None:
                 return NOTHING
@@ -324,27 +304,29 @@ def _target_columns(cells: Sequence[CellResult]) -> list[Column]:
                 return NOT_REACHED
             if cell.reached.runs < cell.reached.of:
                 return f"{cell.reached.runs}/{cell.reached.of} reached"
-            return formatted(value(cell), form)
+            return formatted(_part(cell.reached, f"{name}.mean"), form)
 
-        return single(f"target_{name}", f"{name}\nto {target:g}", value, text=text, **options)
+        parts = {"": f"{name}.mean"}
+        title = f"{name}\nto {target:g}"
+        return single(f"target_{name}", title, attrgetter("reached"), parts=parts, text=text, **options)
 
     return [
         single("target"),
-        single("target_reached", value=lambda cell: cell.reached.runs if cell.reached else None),
+        single("target_reached", value=attrgetter("reached"), parts={"": "runs"}),
         reached("steps", "{:,.0f}"),
-        reached("tokens", "{:,.0f}", drop_order=18),
+        reached("tokens", "{:,.0f}", hide=18),
         reached("seconds", "{:,.1f}"),
         single("target_time_ratio", "time\n× sync", attrgetter("time_to_target_ratio"), form="{:.2f}"),
     ]
 
 
 def _gap_column(cells: Sequence[CellResult]) -> Column:
-    compared_with = baselines(cells)
+    compared_with = {cell.baseline for cell in cells}
 
     def text(cell: CellResult) -> str:
-        return "baseline" if id(cell.runs) in compared_with else _gap_text(cell.gap_pairs)
+        return "baseline" if cell in compared_with else _gap_text(cell.gap_pairs)
 
-    return replace(_pairs_column("gap", "gap\n(delayed\n- sync)", attrgetter("gap_pairs")), text=text)
+    return _pairs_column("gap", "gap\n(delayed\n- sync)", attrgetter("gap_pairs"), text=text)
 
 
 def _gap_text(pairs: Pairs) -> str:
@@ -355,9 +337,8 @@ def _gap_text(pairs: Pairs) -> str:
 
 def _pairs_column(key: str, title: str, compared: Callable[[CellResult], Pairs], **options: Any) -> Column:
     """A gap over seeds, with its interval."""
-    fields: dict[str, Value] = {"": lambda cell: compared(cell).mean}
-    fields |= interval_fields(lambda cell: compared(cell).interval)
-    return Column(key=key, title=title, fields=fields, text=lambda cell: _gap_text(compared(cell)), **options)
+    usual = {"text": lambda cell: _gap_text(compared(cell))}
+    return single(key, title, compared, parts={"": "mean"} | ENDS, **usual | options)
 
 
 def _reference_columns(cells: Sequence[CellResult]) -> list[Column]:
@@ -365,14 +346,14 @@ def _reference_columns(cells: Sequence[CellResult]) -> list[Column]:
     reference = next((cell.reference for cell in cells if cell.reference is not None), None)
     if reference is None:
         return []
-    names = zip(cells, arm_names(cells), strict=True)
-    name = next(name for cell, name in names if cell.runs is reference.runs)
 
     def text(cell: CellResult) -> str:
         return "reference" if cell.reference is None else _gap_text(cell.reference_pairs)
 
-    column = _pairs_column("against", f"minus\n{name}", attrgetter("reference_pairs"))
-    return [replace(column, text=text), single("reference", value=lambda _: name)]
+    return [
+        _pairs_column("against", f"minus\n{reference.name}", attrgetter("reference_pairs"), text=text),
+        single("reference", value=lambda _: reference.name),
+    ]
 
 
 def _set_columns(cells: Sequence[CellResult]) -> list[Column]:
@@ -390,16 +371,20 @@ def _set_columns(cells: Sequence[CellResult]) -> list[Column]:
 def _columns_of_set(name: str, *, title: str) -> list[Column]:
     def averaged_over_seeds(field: str, heading: str = "", **options: Any) -> Column:
         def value(cell: CellResult) -> Spread | None:
-            return cell.set_spread(name, field)
+            return cell.spread(lambda run: run.of_set(name, field))
 
         return averaged(f"{name}.{field}", title and heading and f"{title}\n{heading}", value, **options)
 
-    gap = _pairs_column(f"{name}.gap", title and f"{title}\ngap", lambda cell: cell.compared(of_set=name))
+    gap = _pairs_column(
+        f"{name}.gap",
+        title and f"{title}\ngap",
+        lambda cell: cell.compared(lambda run: run.of_set(name, "val_loss")),
+    )
     return [
         averaged_over_seeds("val_loss", "val loss", form="{:.3f}", show_interval=True),
         averaged_over_seeds("val_loss_error", form="{:.3f}"),
         averaged_over_seeds("val_loss_ema", form="{:.3f}"),
-        averaged_over_seeds("bits_per_byte", "bits/byte", form="{:.3f}", drop_order=22),
+        averaged_over_seeds("bits_per_byte", "bits/byte", form="{:.3f}", hide=22),
         gap,
     ]
 
@@ -413,32 +398,35 @@ def _loss_column() -> Column:
             return column.text(cell)
         return f"as {cell.loss_of.schedule}" if cell.loss_of is not None else NOTHING
 
-    return replace(column, text=text)
+    return replace(column, own_text=text)
 
 
 def _speed_column() -> Column:
     """Tokens per second; in records with the deviation over segments and seeds, too."""
-    column = averaged("tokens_per_second", "tokens\n/s", form="{:,.0f}", secondary=True)
-    deviation: dict[str, Value] = {"_std_over_segments": attrgetter("speed_deviation")}
-    interval = interval_fields(attrgetter("speed_interval"))
-    return replace(column, fields={**column.fields, **deviation, **interval})
+    parts = {f"{end}": f"tokens_per_second.{name}" for end, name in MEAN.items()}
+    parts |= {
+        "_std_over_segments": "speed_deviation",
+        "_low": "speed_interval.low",
+        "_high": "speed_interval.high",
+    }
+
+    def text(cell: CellResult) -> str:
+        return formatted(_part(cell.tokens_per_second, "mean"), "{:,.0f}")
+
+    return single(
+        "tokens_per_second", "tokens\n/s", lambda cell: cell, parts=parts, text=text, secondary=True
+    )
 
 
 def _speedup_column() -> Column:
     """The ratio with its interval, and the bound where it is above it."""
+    parts = {"": "throughput_ratio", "_low": "throughput_interval.low", "_high": "throughput_interval.high"}
 
     def text(cell: CellResult) -> str:
         shown = ratio_text(cell.throughput_ratio, cell.throughput_interval) or NOTHING
         return f"{shown} (max {cell.throughput_bound:.2f})" if cell.is_too_fast else shown
 
-    fields: dict[str, Value] = {"": attrgetter("throughput_ratio")}
-    fields |= interval_fields(attrgetter("throughput_interval"))
-    return Column(key="throughput_ratio", title="× sync", fields=fields, text=text, secondary=True)
-
-
-def baselines(cells: Sequence[CellResult]) -> set[int]:
-    """The cells that others are compared with, by the identity of their runs."""
-    return {id(cell.baseline.runs) for cell in cells if cell.baseline is not None}
+    return single("throughput_ratio", "× sync", lambda cell: cell, parts=parts, text=text, secondary=True)
 
 
 def _update_ratio_column(cells: Sequence[CellResult]) -> Column:
@@ -467,8 +455,8 @@ def _memory_column(cells: Sequence[CellResult]) -> Column:
         f"memory\n{unit}\nper rank",
         lambda cell: max(cell.peak_memory, default=None),
         text=text,
-        move_order=10,
-        drop_order=14,
+        share=10,
+        hide=14,
     )
 
 
@@ -494,7 +482,7 @@ def status_text(cell: CellResult) -> str:
 
 
 def _device(cell: CellResult) -> Any:
-    starts = [run.measurement.start for run in cell.runs]
+    starts = [run.start for run in cell.runs]
     return next((start.device for start in starts if start is not None), None)
 
 
@@ -512,10 +500,10 @@ def key_columns(cells: Sequence[CellResult]) -> list[Column]:
     A setting that a cell does not use is left blank, unless cells would look alike then.
     """
     named = [
-        _key("schedule", "schedule", lambda cell: printable(cell.schedule)),
-        _key("optimizer", "optimizer", lambda cell: printable(cell.optimizer)),
-        _key("error_feedback", "EF", lambda cell: _on_or_off(cell.error_feedback)),
-        _key("model", "model", lambda cell: printable(cell.model), move_order=6),
+        _word("schedule", "schedule", lambda cell: printable(cell.schedule)),
+        _word("optimizer", "optimizer", lambda cell: printable(cell.optimizer)),
+        _word("error_feedback", "EF", lambda cell: _on_or_off(cell.error_feedback)),
+        _word("model", "model", lambda cell: printable(cell.model), share=6),
     ]
     keys = list(cells[0].axes if cells else ())
     used = [*named, *(_axis(key, only_used=True) for key in keys)]
@@ -524,8 +512,8 @@ def key_columns(cells: Sequence[CellResult]) -> list[Column]:
     return [*named, *(_axis(key, only_used=False) for key in keys)]
 
 
-def _key(key: str, title: str, text: Text, **options: Any) -> Column:
-    return single(key, title, text=text, right=False, always=True, **options)
+def _word(key: str, title: str, text: Text, value: Value | None = None, **how: Any) -> Column:
+    return single(key, title, value, text=text, right=False, always=True, **how)
 
 
 def _axis(key: str, *, only_used: bool) -> Column:

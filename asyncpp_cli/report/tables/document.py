@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
-from asyncpp_cli.base.tables import Heading, Table
-from asyncpp_cli.report.analysis.answer import Answer, answer
+from asyncpp_cli.base.tables import Table
+from asyncpp_cli.report.analysis.answer import answer
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.conditions import conditions_lines
 from asyncpp_cli.report.analysis.failures import failures
 from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.analysis.transfer import Transfer, transfer_lines
-from asyncpp_cli.report.analysis.verdict import verdict_lines
+from asyncpp_cli.report.analysis.verdict import verdict_lines, verdicts
 from asyncpp_cli.report.load.run import UNFINISHED
 from asyncpp_cli.report.tables.columns import meaning, shown_columns, value_columns
 from asyncpp_cli.report.tables.pivot import pivot
@@ -23,7 +22,7 @@ BEST = "*"
 """Mark of the best row."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Report:
     """The cells of one or several experiments, and the layout of their table."""
 
@@ -45,10 +44,14 @@ class Report:
     transfers: Sequence[Transfer] = ()
     """The verdicts carried over to a planned run (`--for`)."""
 
-    def table_of_cells(self) -> Table:
-        """The table with a row for each cell, the best one marked."""
+    def __post_init__(self) -> None:
+        self.answer = answer(self.cells)
+        """The best arm; None without a loss."""
+        self.verdicts = verdicts(self.cells)
+        self.failures = failures(self.cells)
         best = None if self.answer is None else self.answer.best
-        return table_of_cells(self.cells, leading=self.rows, best=best)
+        self.table_of_cells = table_of_cells(self.cells, leading=self.rows, best=best)
+        """The table with a row for each cell, the best one marked."""
 
     def table(self, *, width: int | None) -> Table:
         """The table to show.
@@ -59,16 +62,11 @@ class Report:
         if self.cols:
             values = value_columns(self.values, self.cells)
             table = pivot(self.cells, rows=self.rows, cols=self.cols, values=values)
+        elif width is None:
+            table = self.table_of_cells
         else:
-            table = self.table_of_cells()
-            if width is not None:
-                table = table.without(self._extra)
+            table = self.table_of_cells.without(_extra(self.table_of_cells))
         return table.fitted(width, essential=False)
-
-    @cached_property
-    def answer(self) -> Answer | None:
-        """The best arm; None without a loss."""
-        return answer(self.cells)
 
     @property
     def unfinished(self) -> bool:
@@ -83,33 +81,33 @@ class Report:
     @property
     def summary(self) -> list[str]:
         """The results in sentences, and last what they do not answer."""
-        found, not_answered = verdict_lines(self.cells)
+        found, not_answered = verdict_lines(self.cells, self.verdicts)
         tuned = [sentence for tuning in self.tunings for sentence in tuning.sentences]
         further = [*transfer_lines(self.transfers), *tuned, *self.choices, *summary_lines(self.cells)]
         return [*found, *further, *not_answered]
 
     @property
-    def _extra(self) -> set[str]:
-        """Keys of columns that lines of limited width are too short for, unless something happened."""
-        return {
-            column.key
-            for column in shown_columns(self.cells)
-            if column.extra
-            and (
-                column.key not in ("skipped_steps", "restarts")
-                or {*map(column.text, self.cells)} <= {"0", "-"}
-            )
-        }
-
-    @property
     def problems(self) -> list[str]:
         """Why runs ended early, damaged files, and runs that were not averaged."""
-        return [*(failure.line for failure in failures(self.cells)), *self.notes]
+        return [*(failure.line for failure in self.failures), *self.notes]
 
     @property
     def conditions(self) -> list[str]:
         """The conditions of the measurements."""
         return conditions_lines(self.cells)
+
+
+def _extra(table: Table) -> set[str]:
+    """Keys of columns that lines of limited width are too short for, unless something happened."""
+    return {
+        heading.key
+        for place, heading in enumerate(table.headings)
+        if heading.extra
+        and (
+            heading.key not in ("skipped_steps", "restarts")
+            or {row[place] for row in table.rows} <= {"0", "-"}
+        )
+    }
 
 
 def table_of_cells(
@@ -124,22 +122,11 @@ def table_of_cells(
     """
     shown = shown_columns(cells)
     shown.sort(key=lambda column: leading.index(column.key) if column.key in leading else len(leading))
-    headings = [
-        Heading(
-            key=column.key,
-            title=column.title,
-            right=column.right,
-            secondary=column.secondary or column.move_order is not None or column.drop_order is not None,
-            extra=column.extra,
-            share_order=column.move_order,
-            hide_order=column.drop_order,
-        )
-        for column in shown
-    ]
     rows = [[column.text(cell) for column in shown] for cell in cells]
     legend = meaning([text for row in rows for text in row])
     for cell, row in zip(cells, rows, strict=True):
         if cell is best and len(cells) > 1:
             row[0] = f"{row[0]} {BEST}"
             legend = f"{BEST}: the lowest loss. {legend}"
+    headings = [column.heading for column in shown]
     return Table(headings=headings, rows=rows, states=[cell.state for cell in cells], legend=legend.strip())

@@ -63,7 +63,7 @@ def test_arms_that_are_not_like_with_like_and_a_busy_machine_are_named() -> None
     assert "(seeds: 1 in one of both alone)" in said
     more = arm("pipedream", 2.2, 2.3)
     assert "not like with like: pipedream muon (2 updates per step)" in str(sentence(*base, *more))
-    loaded = [replace(each, measurement=replace(each.measurement, load_per_core=3.0)) for each in base]
+    loaded = [replace(each, load_per_core=3.0) for each in base]
     assert str(sentence(*loaded)).endswith(" The machine was busy: do not trust the speeds.")
     assert "busy" not in str(sentence(*base))
 

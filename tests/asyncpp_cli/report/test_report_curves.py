@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from support.report_experiment import run
+from support.report_experiment import charts_of_cells, run
 
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
-from asyncpp_cli.report.formats.charts import Chart, band, charts, curve, kept_indices, loss_charts, styles
+from asyncpp_cli.report.formats.charts import Chart, band, curve, kept_indices, loss_charts, styles
 from asyncpp_cli.report.formats.plotly_charts import plotly_figure
 from asyncpp_cli.report.load.metrics_rows import STEP_SCHEMA
 from asyncpp_cli.report.load.run import RunResult
@@ -92,7 +92,7 @@ def evaluated(schedule: str, optimizer: str, *losses: float, **further: float) -
 
 def charts_of(*runs: RunResult, best_over: tuple[str, ...] = ()) -> dict[str, Chart]:
     cells, _, _ = aggregate_best(runs, best_over=best_over)
-    return loss_charts(cells) | charts(cells)
+    return loss_charts(cells) | charts_of_cells(cells)
 
 
 def test_a_diverged_arm_leaves_the_range_of_the_others_at_an_arrow() -> None:

@@ -93,7 +93,7 @@ def test_page_csv_terminal_and_json_have_the_same_numbers(
         report = report_of(experiment.folder, keep_steps=True)
         cells = json.loads(to_json(report))
         in_csv = list(csv.DictReader(io.StringIO(to_csv(report))))
-        on_page = json.loads(page_data(report.cells, charts(report.cells)))
+        on_page = json.loads(page_data(report.cells, charts(report)))
         page = table_rows(page_of(report, folder))
         terminal, markdown = to_text(report), to_markdown(report)
         for place, cell in enumerate(cells):
@@ -151,7 +151,7 @@ def test_a_column_is_declared_once_for_every_form(
     measured = columns_module.measured_columns
     monkeypatch.setattr(columns_module, "measured_columns", lambda cells: [*measured(cells), column])
     number = report.cells[0].val_loss.mean / 2
-    for each in (report, replace(report, cols=("optimizer",), values="half_loss")):
+    for each in (replace(report), replace(report, cols=("optimizer",), values="half_loss")):
         latex, page = to_latex(each, ReportOptions()), page_of(each, tmp_path)
         for text in (to_text(each), to_markdown(each), latex, page):
             assert "half" in text
@@ -319,7 +319,7 @@ def test_figures_are_pictures_of_each_format_and_replace_figures_alone(tmp_path:
 def test_a_tuple_or_a_mapping_is_json_in_csv() -> None:
     plain = report_experiment.run("1f1b", axes={"data.sources": {"wiki": 1}})
     slowest = Slowest(rank=0, ratio=1.0, peer=(0, 1), peer_ratio=1.1, host="node0")
-    cells, notes = aggregate([replace(plain, measurement=replace(plain.measurement, slowest=slowest))])
+    cells, notes = aggregate([replace(plain, slowest=slowest)])
     report = Report(name="x", cells=cells, notes=notes)
     [record], [row] = json.loads(to_json(report)), csv.DictReader(io.StringIO(to_csv(report)))
     for key in ("slowest_peer", "data.sources"):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support import report_experiment
 from support.files import ROOT
+from support.report_experiment import charts_of_cells
 from support.rows import segment
 
 from asyncpp_cli.experiment.matrix import expand
@@ -21,8 +22,7 @@ from asyncpp_cli.report.analysis.cells import CellResult, arm_names
 from asyncpp_cli.report.analysis.conditions import CROWDED, conditions_lines
 from asyncpp_cli.report.analysis.statistics import paired
 from asyncpp_cli.report.analysis.summary import summary_lines
-from asyncpp_cli.report.formats.charts import charts
-from asyncpp_cli.report.load.measure import Measurement, Slowest, slowest
+from asyncpp_cli.report.load.measure import Slowest, slowest
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.document import table_of_cells
 from asyncpp_cli.runs.settings import items
@@ -133,10 +133,10 @@ def test_speed_says_what_its_intervals_allow_and_that_the_machine_was_busy(
     assert expected in said
     assert ("which 1 of 3 cells cannot tell from 1" in said) == (speeds[0] == (1250, 1251) != speeds[2])
     assert "busy" not in said
-    loaded = [replace(each, measurement=replace(each.measurement, load_per_core=3.0)) for each in runs[-2:]]
+    loaded = [replace(each, load_per_core=3.0) for each in runs[-2:]]
     said = words_of(*runs[:-2], *loaded)
     assert "The machine was busy during 2 of 12 runs (up to 3.0 processes per core): do not trust" in said
-    [bars] = [chart for name, chart in charts(aggregate(runs)[0]).items() if name == "throughput"]
+    [bars] = [chart for name, chart in charts_of_cells(aggregate(runs)[0]).items() if name == "throughput"]
     assert "standard deviation" not in bars.about
     adamw = bars.rows[3]
     interval = paired([math.log(speed) for speed in speeds[0]])
@@ -148,7 +148,7 @@ def test_speed_says_what_its_intervals_allow_and_that_the_machine_was_busy(
         assert ends == pytest.approx((low, high))
         assert re.fullmatch(r"× 1\.\d\d \[\d\.\d\d, \d\.\d\d\]", adamw.texts[0])
     alone = [each for each in runs if each.value("seed") == 0]
-    assert all(row.above is None for row in charts(aggregate(alone)[0])["throughput"].rows)
+    assert all(row.above is None for row in charts_of_cells(aggregate(alone)[0])["throughput"].rows)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_speed_says_what_its_intervals_allow_and_that_the_machine_was_busy(
 )
 def test_conditions_of_some_of_the_runs_are_said(measured: dict[str, Any], said: str) -> None:
     plain = run("1f1b")
-    other = replace(plain, measurement=replace(plain.measurement, **measured))
+    other = replace(plain, **measured)
     alone, together = (" ".join(conditions_lines(aggregate(runs)[0])) for runs in ([plain], [plain, other]))
     assert said in together
     assert said.split()[0] not in alone
@@ -175,7 +175,7 @@ def test_conditions_of_some_of_the_runs_are_said(measured: dict[str, Any], said:
 def test_a_condition_names_its_first_values_and_counts_the_others(hosts: int, said: str) -> None:
     plain = run("1f1b", **{"parallel.stages": 1})
     starts = [Start(step=0, host=f"h{number}") for number in range(hosts)]
-    runs = [replace(plain, measurement=replace(plain.measurement, start=start)) for start in starts]
+    runs = [replace(plain, start=start) for start in starts]
     geometry, machine, *_ = conditions_lines(aggregate(runs)[0])
     assert f"{said}, device" in machine
     assert geometry.startswith("Conditions: 1 stage;")
@@ -187,7 +187,7 @@ def uneven(schedule: str, seconds: list[list[float]], hosts: list[list[str]] | N
     start = Start(step=0, host="node0")
     even = segment(compute_seconds=[[0.0] * len(of_rank) for of_rank in seconds], hosts=hosts)
     measured = slowest([segment(steps=4, compute_seconds=seconds, hosts=hosts), even], start)
-    return replace(result, measurement=replace(result.measurement, slowest=measured))
+    return replace(result, slowest=measured)
 
 
 def test_the_rank_that_others_wait_for_is_named() -> None:
@@ -225,7 +225,7 @@ def swept(template: str) -> tuple[list[CellResult], list[str]]:
             axes=resolved.cell.axes,
             config=dict(items(resolved.config)),
             state="completed",
-            measurement=Measurement(val_loss=2.0 + place / 1000),
+            val_loss=2.0 + place / 1000,
         )
         for place, resolved in enumerate(expand(load(template, ())))
     ]

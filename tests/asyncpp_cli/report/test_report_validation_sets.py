@@ -69,7 +69,7 @@ def test_a_report_has_each_set(folder: Path) -> None:
         assert sync[f"{name}.val_loss_error"] > 0
     assert (sync["data.val_loss"], delayed["data.gap"]) == (sync["val_loss"], delayed["gap"])
     report = report_of(folder / "e", keep_steps=True)
-    drawn = charts(report.cells)
+    drawn = charts(report)
     assert {"validation-loss-wiki", "validation-loss-code"} <= drawn.keys()
     assert drawn["validation-loss-wiki"].lines
     assert "validation-loss-data" not in drawn

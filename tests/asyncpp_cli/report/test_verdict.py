@@ -18,6 +18,7 @@ from support.command_line import asyncpp, succeeded
 from support.report_experiment import (
     ExperimentFolder,
     cells_of,
+    charts_of_cells,
     metrics,
     quickstart_folder,
     report_of,
@@ -33,7 +34,8 @@ from asyncpp_cli.planner.layouts import CONSIDERED
 from asyncpp_cli.planner.shared import Shared
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.analysis.cells import CellResult
-from asyncpp_cli.report.analysis.transfer import Target, transfers
+from asyncpp_cli.report.analysis.planned import transfers
+from asyncpp_cli.report.analysis.transfer import Target
 from asyncpp_cli.report.analysis.verdict import (
     DOES_NOT_PAY,
     PAYS,
@@ -42,7 +44,6 @@ from asyncpp_cli.report.analysis.verdict import (
     verdict_lines,
     verdicts,
 )
-from asyncpp_cli.report.formats.charts import charts
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Lineage
@@ -55,6 +56,10 @@ from stages.rows import Start
 def curve(steps: float) -> float:
     """A loss that falls as a power of the steps."""
     return float(1.4 + 9 * steps**-0.35)
+
+
+def lines_of(compared: Sequence[CellResult]) -> tuple[list[str], list[str]]:
+    return verdict_lines(compared, verdicts(compared))
 
 
 def averaged(runs: Sequence[RunResult]) -> list[CellResult]:
@@ -235,7 +240,7 @@ def test_an_arm_that_diverges_in_a_seed_is_no_mean_of_the_others(
 def test_arms_without_lengths_or_synchronous_arms_have_no_answer(tmp_path: Path) -> None:
     compared = cells(ratio=1.1, speed=1.3)
     one_length = [cell for cell in compared if cell.synchronous or cell.axes.get("train.steps") == 2000]
-    found, [line] = verdict_lines(one_length)
+    found, [line] = lines_of(one_length)
     assert found == []
     assert line.startswith("Not answered: ")
     assert "one length" in line
@@ -244,9 +249,9 @@ def test_arms_without_lengths_or_synchronous_arms_have_no_answer(tmp_path: Path)
     first, *_, last = report_of(quickstart_folder(tmp_path / "quickstart").folder).summary
     assert first.startswith("Loss: ")
     assert last.startswith("Not answered: ")
-    found, [none] = verdict_lines([cell for cell in compared if not cell.synchronous])
+    found, [none] = lines_of([cell for cell in compared if not cell.synchronous])
     assert none.startswith("No verdict: no synchronous arm")
-    assert verdict_lines([cell for cell in compared if cell.synchronous]) == ([], [])
+    assert lines_of([cell for cell in compared if cell.synchronous]) == ([], [])
 
 
 @pytest.mark.parametrize("fastest", [None, 2500.0])
@@ -260,14 +265,13 @@ def test_a_doubled_synchronous_batch_is_a_choice_as_well(fastest: float | None) 
     for speed, suffix, further in ((1250.0, "", {}), (fastest, "-twice", twice)) if fastest else ():
         for each in runs_of([("zb-v", 100, math.nan, speed)], **further):
             giver = f"1f1b-{each.value('seed')}{suffix}"
-            without_loss = replace(each.measurement, val_loss=None)
-            runs.append(replace(each, id=each.id + suffix, loss_of=giver, measurement=without_loss))
+            runs.append(replace(each, id=each.id + suffix, loss_of=giver, val_loss=None))
     larger = next(verdict for verdict in verdicts(averaged(runs)) if verdict.delayed.synchronous)
     assert larger.speed.ratio == pytest.approx(fastest / 1250 if fastest else 1.5, rel=1e-3)
     # Twice the sequences per step in 450 to 750 steps are 900 to 1,500 steps of the smaller batch.
     assert larger.steps.ratio == pytest.approx(1, rel=1e-3)
     assert [cell.schedule for cell in larger.lengths] == ["1f1b"] * 3
-    hours = time_by_loss(larger)[larger.delayed_name]
+    hours = time_by_loss(larger)[larger.delayed.arm]
     assert all(math.isfinite(loss) for _, losses in hours for loss in losses)
 
 
@@ -288,8 +292,8 @@ def test_throughput_is_relative_to_the_fastest_synchronous_schedule() -> None:
 
 def test_losses_that_are_not_finite_are_not_drawn_over_time() -> None:
     runs = runs_of([("1f1b", 1200, curve(1200), 1000.0), *DELAYED], **{"data.context": 128})
-    bad = replace(runs[1], measurement=replace(runs[1].measurement, val_loss=math.nan))
-    lines = charts(averaged([runs[0], bad, *runs[2:]]))["time"].lines
+    bad = replace(runs[1], val_loss=math.nan)
+    lines = charts_of_cells(averaged([runs[0], bad, *runs[2:]]))["time"].lines
     assert [None in line.y for line in lines if line.high is None] == [True, False]
 
 
@@ -332,8 +336,8 @@ def test_synchronous_schedules_with_other_losses_do_not_stand_for_each_other(
     for each in runs_of([("zb-v", 1200, curve(1200), 1000.0)], **{"train.precision": precision}):
         seed = each.value("seed")
         loss = curve(1200) + shift * (1 + 1e-4 * seed) + 1e-3 * seed
-        runs.append(replace(each, measurement=replace(each.measurement, val_loss=loss)))
-    found, not_answered = verdict_lines(averaged(runs))
+        runs.append(replace(each, val_loss=loss))
+    found, not_answered = lines_of(averaged(runs))
     if refused:
         assert found == []
         [line] = not_answered
@@ -380,15 +384,13 @@ def test_a_run_for_its_speed_alone_has_no_loss_in_any_format(tmp_path: Path) -> 
 
 def test_replayed_runs_have_no_time() -> None:
     runs = runs_of([("1f1b", 1200, curve(1200), None), *((*arm[:3], None) for arm in DELAYED)])
-    runs = [
-        replace(one, measurement=replace(one.measurement, start=Start(step=0, replayed=True))) for one in runs
-    ]
-    _, [line] = verdict_lines(averaged(runs))
+    runs = [replace(one, start=Start(step=0, replayed=True)) for one in runs]
+    _, [line] = lines_of(averaged(runs))
     assert "replayed runs have no throughput" in line
 
 
 def test_the_chart_has_the_arms_over_time() -> None:
-    chart = charts(cells(ratio=1.1, speed=1.3))["time"]
+    chart = charts_of_cells(cells(ratio=1.1, speed=1.3))["time"]
     by_arm = {line.name: line for line in chart.lines if line.high is None}
     assert len(by_arm) == 2
     assert {line.name for line in chart.lines if line.high is not None} == set(by_arm)
@@ -406,13 +408,13 @@ def test_rates_chosen_on_the_compared_seeds_are_said_to_be() -> None:
     runs = [*runs_of(arms, **{"optimizer.lr": 0.01}), *runs_of(worse, **{"optimizer.lr": 0.02})]
     compared, _, choices = aggregate_best(runs, keys=["train.steps"], best_over=["optimizer.lr"])
     assert any("(on the edge)" in choice for choice in choices)
-    assert any("chosen on the seeds that are compared" in line for line in verdict_lines(compared)[0])
+    assert any("chosen on the seeds that are compared" in line for line in lines_of(compared)[0])
 
 
 @pytest.mark.slow
 def test_steps_are_carried_over_to_a_planned_run() -> None:
     found = verdicts(cells(ratio=1.1, speed=1.3))
-    target = Target(model="135m", gpus=4, tokens_per_step=2**14)
+    target = Target(model="135m", gpus=4, tokens_per_step=2**14, device="h100")
     [carried] = transfers(found, target)
     planned = best_layouts(
         base_of("135m", ["optimizer=muon"]).config,
