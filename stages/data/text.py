@@ -141,10 +141,11 @@ def _was_text(file: TextFile) -> bool:
 
 def _described(root: Path, files: Sequence[Path]) -> Iterator[TextFile]:
     """The files that are there: a link may lead nowhere."""
+    folder = os.path.join(root, "")  # noqa: PTH118 (a path drops the last separator)
     for path in files:
         with suppress(FileNotFoundError):
             stat = path.stat()
-            yield TextFile(path, str(path.relative_to(root)), stat.st_size, stat.st_mtime_ns)
+            yield TextFile(path, str(path).removeprefix(folder), stat.st_size, stat.st_mtime_ns)
 
 
 def split_text(files: Sequence[TextFile], *, share: float) -> Iterator[tuple[str, bytes]]:
