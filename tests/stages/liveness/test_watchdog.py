@@ -93,7 +93,9 @@ def test_a_factory_that_loops_at_import_is_noticed(
     told.messages = []  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "told", told)
     config = small_config("2bw")
-    config = changed(config, {"site.start_timeout": 0.05, "model.factory": "looping_model:make"})
+    # A start counts as stalled after twice the larger of both.
+    short = {"site.timeout": 0.3, "site.start_timeout": 0.05}
+    config = changed(config, short | {"model.factory": "looping_model:make"})
     with pytest.raises(FactoryError):
         replay(config, recorder=Rows(), on_stall=told.messages.append)
     assert "while building the model; " in told.messages[0]
