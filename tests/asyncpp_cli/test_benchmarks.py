@@ -73,8 +73,8 @@ def test_one_worker_in_local_steps_is_the_run_itself(tmp_path: Path) -> None:
     settings = ["matrix.schedule=[1f1b]", "matrix.optimizer=[muon]", "matrix.error_feedback=[false]"]
     settings += ["train.steps=4", "train.microbatch_size=4", "schedule.microbatches=1", "parallel.stages=1"]
     experiment = sweep(tmp_path / "e", "model=micro", "data.context=32", "train.eval_interval=4", *settings)
-    succeeded("launch", experiment.folder, "--replay")
     (own,) = experiment.runs
+    succeeded("train", own.folder, "--replay")
     alone, others = (
         next(csv.DictReader(io.StringIO(run(tmp_path, "local_steps.py", experiment.folder, *workers))))
         for workers in (("--workers", "1"), ("--workers", "4", "--every", "2"))

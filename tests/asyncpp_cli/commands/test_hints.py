@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from support.attempts import claimed
 from support.command_line import Ended, asyncpp, succeeded
-from support.launches import ONE, TINY, sweep
+from support.launches import ONE, TINY, launch_in_this_process, sweep
 
 import asyncpp_cli
 from asyncpp_cli.base.console import command
@@ -94,9 +94,9 @@ def is_completed(tmp_path: Path) -> tuple[list[Ended], Check]:
 
 def has_failed(tmp_path: Path) -> tuple[list[Ended], Check]:
     folder, run = made(tmp_path)
-    (run.folder / "timeline.json").mkdir()  # in the way of what a run writes; then it is not
+    run.checkpoints.touch()  # in the way of what a run writes; then it is not
     said = asyncpp("launch", folder)
-    (run.folder / "timeline.json").rmdir()
+    run.checkpoints.unlink()
     assert state_of(folder) == {"failed"}
     return [said], lambda: state_of(folder) == {"completed"}
 
@@ -285,6 +285,7 @@ def hints(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hints]:
 def test_every_command_that_a_message_names_can_be_run_and_helps(
     hints: Hints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    launch_in_this_process(monkeypatch)
     run = set(ELSEWHERE)
     for case in CASES:
         folder = tmp_path / case.__name__

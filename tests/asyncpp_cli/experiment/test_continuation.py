@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
 from support.files import contents
-from support.launches import weights
+from support.launches import launch_in_this_process, weights
 from support.rows import plain
 
 import asyncpp as api
@@ -196,8 +196,11 @@ def test_a_damaged_checkpoint_a_running_run_and_a_used_folder_are_refused(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_run_is_passed_over_or_refused(trained: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_is_passed_over_or_refused(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two runs that differ in their seed: nothing but the name tells their checkpoints apart."""
+    launch_in_this_process(monkeypatch)
     settings = ["matrix.schedule=[2bw]", "train.steps=6", "train.checkpoint_interval=2"]
     own, other = (train(trained, f"seed-{seed}", f"seed={seed}", *settings)[0] for seed in (5, 6))
     undisturbed = exported(own, tmp_path / "own")

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
-from support.launches import HOURS, ONE, StartLaunch, is_training, started_process, sweep, unseen, wait_for
+from support.launches import (
+    HOURS,
+    ONE,
+    StartLaunch,
+    is_training,
+    launch_in_this_process,
+    started_process,
+    sweep,
+    unseen,
+    wait_for,
+)
 
 from asyncpp_cli.launch.cancel import Cancellations, record_cancellation
 from asyncpp_cli.launch.local_machine import Launcher, tasks_of
@@ -82,7 +92,8 @@ def launch_with(experiment: Experiment, *, cancelled: Container[str]) -> State:
 
 
 @pytest.mark.slow
-def test_runs_to_retry_are_chosen_by_what_ended_them(tmp_path: Path) -> None:
+def test_runs_to_retry_are_chosen_by_what_ended_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch_in_this_process(monkeypatch)
     folder = tmp_path / "e"
     experiment = sweep(folder, *ONE, "matrix.seed=[0,1,2,3,4,5]", "train.steps=2")
     killed, memory, limit, cancelled, completed, fresh = (run.id for run in experiment.runs)

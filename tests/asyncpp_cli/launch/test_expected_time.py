@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import succeeded
+from support.launches import launch_in_this_process
 
 from asyncpp_cli.launch import expected
 from asyncpp_cli.launch.expected import expected_seconds
@@ -77,5 +78,6 @@ def test_the_dry_run_of_a_tuning_says_what_it_takes(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_the_dry_run_of_a_launch_says_what_it_takes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch_in_this_process(monkeypatch)
     monkeypatch.setattr(expected, "seconds_here", lambda configs, **_: [3600.0 for _ in configs])
     assert "Expected time on this machine (" in succeeded("launch", folder, "--dry-run", "--replay").errors

@@ -17,6 +17,7 @@ from support.launches import (
     TINY,
     StartLaunch,
     is_training,
+    launch_in_this_process,
     processes_of,
     rows_of,
     sweep,
@@ -216,7 +217,8 @@ def launched(experiment: Experiment, *options: str) -> tuple[State, int, int]:
 
 
 @pytest.mark.slow
-def test_paused_runs_go_on(tmp_path: Path) -> None:
+def test_paused_runs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch_in_this_process(monkeypatch)
     whole, paused = sweep(tmp_path / "whole", *ONE_RUN), sweep(tmp_path / "paused", *ONE_RUN)
     assert whole.cells == paused.cells
     launched(whole)

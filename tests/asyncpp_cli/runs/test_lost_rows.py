@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, succeeded
-from support.launches import ONE, sweep
+from support.launches import ONE, launch_in_this_process, sweep
 from support.report_experiment import cells_of
 from support.rows import plain
 
@@ -60,7 +60,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     settings = [*ONE, f"train.steps={STEPS}", "train.eval_interval=2", "train.checkpoint_interval=2"]
     for name, until in (("completed", []), ("paused", ["--until", str(LATE)])):
         sweep(folder / name, *settings, "site.keep_checkpoints=9")
-        succeeded("launch", folder / name, "--replay", *until)
+        with pytest.MonkeyPatch.context() as patch:
+            launch_in_this_process(patch)
+            succeeded("launch", folder / name, "--replay", *until)
     return {name: folder / name for name in ("completed", "paused")}
 
 
@@ -73,8 +75,9 @@ def comparable(run: Run) -> list[dict[str, object]]:
 @pytest.mark.parametrize("state", ["completed", "paused"])
 @pytest.mark.parametrize("harm", HARMS)
 def test_what_is_lost_is_said_by_all_and_repaired_by_the_hint(
-    harm: str, state: str, trained: dict[str, Path], tmp_path: Path
+    harm: str, state: str, trained: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    launch_in_this_process(monkeypatch)
     folder = tmp_path / "e"
     shutil.copytree(trained[state], folder)
     (run,) = open_experiment(folder).runs
