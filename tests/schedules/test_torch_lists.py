@@ -7,11 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed.pipelining.schedules as torch_schedules
 
-from schedules import Op, ScheduleError, analyze, build, verify
-from schedules.costs import uniform_costs
+from schedules import Op, ScheduleError, analyze, build
 from schedules.io.torch_lists import to_csv
 from schedules.messages import sent_between_ranks
-from schedules.step_time import step_time
 
 GEOMETRIES = [(1, 1), (1, 5), (2, 2), (2, 7), (3, 8), (4, 4), (4, 10), (5, 20), (8, 16), (7, 64)]
 
@@ -119,33 +117,6 @@ def test_1f1b_is_what_torchs_class_performs(p, m):
         schedule._initialize_stage = lambda *a, **k: None
         schedule._step_microbatches([()] * m, [{}] * m)
         assert performed == ours[stage]
-
-
-def test_the_list_that_torch_shows_for_1f1b_is_off_by_one_on_the_last_rank():
-    # Schedule1F1B._get_pipeline_order counts the forwards of its steady phase on from the last one of the
-    # warm-up, and the last rank has no warm-up: it begins with micro-batch 1. The class does not perform that
-    # list (see above).
-    ours = computations(build("1f1b", stages=3, microbatches=4, steps=1))
-    shown = torch_lists(torch_schedules.Schedule1F1B, stages=3, microbatches=4)
-    assert shown[:2] == ours[:2]
-    assert ours[2] == ["2F0", "2B0", "2F1", "2B1", "2F2", "2B2", "2F3", "2B3"]
-    assert shown[2] == ["2F1", "2B0", "2F2", "2B1", "2F3", "2B2", "2F4", "2B3"]
-
-
-def test_torch_interleaves_one_chunk_with_twice_the_warmup():
-    # The distance to the last rank counts twice where a rank has several chunks; with one, once is enough,
-    # and ours holds fewer activations for the same bubble.
-    theirs = torch_lists(torch_schedules.ScheduleInterleaved1F1B, stages=4, microbatches=8)
-    program = build("interleaved-1f1b", stages=4, microbatches=8, chunks=1, steps=4)
-    assert [word[1] for word in theirs[0][:8]] == ["F"] * 7 + ["B"]
-    assert [word[1] for word in computations(program)[0][:5]] == ["F"] * 4 + ["B"]
-    assert step_time(program, uniform_costs(program)).bubble == pytest.approx(3 / 11)
-
-
-def test_torch_refuses_fewer_microbatches_than_stages_for_1f1b_and_we_do_not():
-    with pytest.raises(ValueError, match=r"Number of microbatches \(2\)"):
-        torch_lists(torch_schedules.Schedule1F1B, stages=3, microbatches=2)
-    verify(build("1f1b", stages=3, microbatches=2, steps=1))
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved-1f1b", "zero-bubble"])
@@ -257,34 +228,3 @@ def test_activations_in_flight_are_torchs_slots(name, p, m):
         assert slots(stages) == analysis.rank_activations[rank]
         for stage in stages:
             assert slots([stage]) == analysis.activations[stage]
-
-
-@pytest.mark.parametrize(("name", "p", "m"), CASES)
-def test_activations_in_flight_are_lifetimes_in_torchs_lists(name, p, m):
-    """By the definition of torch 2.15's analysis, for any torch: an activation lives from the position of its
-    forward to that of its backward or weight half, both included; actions of a pair have one position."""
-    ours = build(name, stages=p, microbatches=m, steps=1, chunks=1 if name == "1f1b" else 2)
-    if name in TORCHS:
-        lists = getattr(torch_schedules, TORCHS[name])(outlines_of(stages=p, chunks=2), m).pipeline_order
-    else:
-        rows = [row.split(",") for row in to_csv(ours).splitlines()]
-        lists = {rank: map(torch_schedules._Action.from_str, row) for rank, row in enumerate(rows)}
-    analysis = analyze(ours)
-    for rank in range(p):
-        positions = {}
-        for position, action in enumerate(action for action in lists[rank] if action is not None):
-            for part in parts([action]):
-                if str(part.computation_type.value) in "FBIW":
-                    key = part.stage_index, part.microbatch_index
-                    positions.setdefault(key, []).append(position)
-        lives = {key: (min(at), max(at)) for key, at in positions.items()}
-
-        def most(stages, lives=lives):
-            own = [life for (stage, _), life in lives.items() if stage in stages]
-            return max(sum(start <= at <= end for start, end in own) for at, _ in own)
-
-        stages = [stage for stage, holder in enumerate(ours.rank_of_stage) if holder == rank]
-        assert len(lives) == m * len(stages)
-        assert most(stages) == analysis.rank_activations[rank]
-        for stage in stages:
-            assert most([stage]) == analysis.activations[stage]
