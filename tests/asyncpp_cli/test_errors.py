@@ -291,7 +291,7 @@ def test_a_library_that_memory_does_not_hold_is_no_bug(words: list[str]) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("megabytes", [300, 600, 750, 900, 1100])
+@pytest.mark.parametrize("megabytes", [600, 1100])
 def test_a_library_that_ends_the_process_without_memory_is_not_begun(megabytes: int) -> None:
     """polars printed a Rust backtrace."""
     done = ran(

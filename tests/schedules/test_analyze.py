@@ -8,7 +8,7 @@ from support.schedule_cases import programs
 
 from schedules import Op, Program, analyze, build
 
-SOME = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SOME = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @SOME

@@ -13,7 +13,7 @@ from schedules.costs import uniform_costs
 from schedules.simulate import simulate
 from schedules.step_time import StepTime, step_graph_of
 
-SOME = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SOME = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 STAGES = st.integers(1, 16)
 MICROBATCHES = st.integers(1, 64)
 ASYNCHRONOUS = [name for name in NAMES if not is_synchronous(name) and FAMILY[name].stages_per_rank == 1]

@@ -14,7 +14,7 @@ from schedules import Op, Program, build, verify
 from schedules.deadlock import UNACKNOWLEDGED, find_deadlock, sends_in_flight
 from schedules.head_shards import EMBEDDED_AHEAD
 
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def stages_of(program: Program) -> range:

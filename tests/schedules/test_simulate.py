@@ -18,7 +18,7 @@ from schedules.messages import Channel, Kind
 from schedules.simulate import simulate
 from schedules.step_time import step_time
 
-SOME = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SOME = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 WHOLE_TIMES = st.integers(0, 5).map(float)
 
 

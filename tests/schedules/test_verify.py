@@ -160,7 +160,7 @@ def test_a_wrong_outline_is_named(change, problem):
     assert any(problem in found for found in find_problems(replace(PROGRAM, **change)))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs(max_stages=6, max_microbatches=8), st.data())
 def test_no_action_can_be_left_out_doubled_or_renamed(program, data):
     rank = data.draw(st.integers(0, program.num_ranks - 1))
@@ -204,7 +204,7 @@ def with_an_action_moved(draw):
     return with_moved(program, rank, draw(places), draw(places))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(with_an_action_moved())
 # 3E1@1 between the updates of stages 3 and 1, which are one update of their rank.
 @example(

@@ -349,8 +349,7 @@ def test_processes_compute_the_bits_of_replay() -> None:
         assert losses[-1] < losses[0] - 0.05
 
 
-@pytest.mark.parametrize("number", range(7))
-@pytest.mark.parametrize("step", [2, 4])
+@pytest.mark.parametrize(("number", "step"), [*((number, 2) for number in range(7)), (3, 4)])
 def test_they_go_on_to_the_same_bits(number: int, step: int, tmp_path: Path) -> None:
     config = saving([*examples()][number])
     config = changed(config, {"train.steps": 6})

@@ -48,14 +48,14 @@ OPTIMIZERS: dict[str, tuple[str, float]] = {
 """Optimizer and error-feedback coefficient for each schedule."""
 
 
-def cases(*, stages: int, experts_at: int, one_each: bool = False) -> list[RunConfig]:
-    """Every valid combination of schedule, optimizer and error feedback, and a second model family; some with
+def cases(*, stages: int, experts_at: int, other: bool = False) -> list[RunConfig]:
+    """Every schedule with the optimizer and coefficient of `OPTIMIZERS`, and a second model family; some with
     selective recomputation, and two with stages that begin and end within a block.
 
     Args:
         stages: of the pipeline.
         experts_at: 0 or 1: the even or the odd ones have a mixture of experts.
-        one_each: every schedule once, with the optimizer and coefficient of `OPTIMIZERS`.
+        other: with the other optimizer, and where there is a delay with error feedback and without.
     """
     common: dict[str, Any] = {"stages": stages, "microbatches": 2 * stages}
     within = {"optimizer": "muon", "cut": within_blocks(layers=4, stages=stages)}
@@ -73,15 +73,23 @@ def cases(*, stages: int, experts_at: int, one_each: bool = False) -> list[RunCo
             **options,
         )
         for schedule, options in (SCHEDULES | TWO_STAGES_A_RANK).items()
-        for optimizer in (("adamw",) if schedule in TWO_STAGES_A_RANK else ("adamw", "muon"))
-        for coefficient in ((0.0, 1.0) if schedule in DELAYED else (0.0,))
-        if not one_each or (optimizer, coefficient) == OPTIMIZERS.get(schedule, ("adamw", 0.0))
+        for optimizer, coefficient in _chosen(schedule, other=other)
     ]
     # The bias moves by a step that changes the choice of experts.
     return [
         with_experts(config, balance_rate=0.02) if number % 2 == experts_at else config
         for number, config in enumerate(configs)
     ]
+
+
+def _chosen(schedule: str, *, other: bool) -> list[tuple[str, float]]:
+    """Optimizers and coefficients that a schedule is trained with."""
+    optimizer, coefficient = OPTIMIZERS.get(schedule, ("adamw", 0.0))
+    if other and schedule in SCHEDULES:
+        optimizer = "adamw" if optimizer == "muon" else "muon"
+    if other and schedule in DELAYED:
+        return [(optimizer, 0.0), (optimizer, 1.0)]
+    return [(optimizer, coefficient)]
 
 
 def named(case: Mapping[str, Any]) -> str:

@@ -109,12 +109,9 @@ def test_what_a_run_takes_of_a_gpu_is_its_fullest_ranks_and_a_context_for_each_p
     ("flags", "mib", "most", "said"),
     [
         ((), None, 1, "Runs wait for a free GPU: --max-parallel N trains N at a time, several on a GPU"),
-        (("--max-parallel", "3"), None, 3, ""),
         (("--max-parallel", "3"), 80_000, 3, ""),
         (("--max-parallel", "3"), 1, 1, "Fewer than 3 runs at a time: "),
         ((2,), None, 2, "Runs wait for a free GPU: site.runs_per_gpu is 2"),
-        ((3,), 1, 3, ""),
-        ((1, "--max-parallel", "3"), 80_000, 1, "Runs wait for a free GPU: site.runs_per_gpu is 1"),
     ],
 )
 def test_runs_share_a_gpu_as_far_as_they_are_told_to_and_fit(

@@ -58,23 +58,27 @@ def saved(finished: Saved, tmp_path: Path) -> Saved:
     return finished._replace(folder=tmp_path / "c")
 
 
-@pytest.mark.parametrize("name", ["rank-0.safetensors", "index.json", "manifest.json"])
-@pytest.mark.parametrize("harm", [flip, cut_short, Path.unlink])
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        ("rank-0.safetensors", flip),
+        ("rank-0.safetensors", Path.unlink),
+        ("index.json", cut_short),
+        ("manifest.json", flip),
+    ],
+)
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(
     name: str, harm: Any, saved: Saved, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, folder, whole = saved
     harm(folder / "step-4" / name)
-    if (name, harm) == ("manifest.json", cut_short):
-        # Its last byte ends the line: nothing is lost with it.
-        (folder / "step-4" / name).write_bytes((folder / "step-4" / name).read_bytes()[:-1])
     rows = replayed(config, checkpoints=folder)
     check_resumed(whole, measured(rows), step=2)
     warning = capsys.readouterr().err
     assert "step-4 is not used: " in warning
     # A bit of the manifest may be in another file's entry.
-    assert name in warning or (name, harm) == ("manifest.json", flip)
+    assert name in warning or name == "manifest.json"
     # It has been written anew.
     rows = replayed(config, checkpoints=folder)
     check_resumed(whole, measured(rows), step=4)
@@ -173,7 +177,7 @@ FULL = r"step 4 could not be written .*File too large.* valid one is of step 2"
 """With the system's reason: torch's ZIP writer says "unexpected pos" on top of it."""
 
 
-@pytest.mark.parametrize("size", [0, 3000, 100_000])
+@pytest.mark.parametrize("size", [0, 100_000])
 @pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(size: int, tmp_path: Path) -> None:
     config, whole, rows = saving(small_config("2bw")), Rows(), Rows()
@@ -228,10 +232,9 @@ class WritesWhileTraining(Rows):
             raise OSError("training waits for the checkpoint to be written")
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.slow
-def test_a_checkpoint_is_written_while_training_goes_on(optimizer: str, tmp_path: Path) -> None:
-    config = saving(small_config("2bw", steps=6, optimizer=optimizer, coefficient=1.0))
+def test_a_checkpoint_is_written_while_training_goes_on(tmp_path: Path) -> None:
+    config = saving(small_config("2bw", steps=6, optimizer="muon", coefficient=1.0))
     whole, rows, resumed = Rows(), WritesWhileTraining(after=2), Rows()
     replay(config, recorder=whole)
     replay(config, recorder=rows, checkpoints=tmp_path / "c")

@@ -31,8 +31,8 @@ from stages.trainer import replay
 from stages.update.optimizer_step import StageState
 
 STEPS = (2, 4)
-STATES = {"adamw": {}, "muon": {"coefficient": 1.0}, "soap": {"coefficient": 1.0, "form": "buffered"}}
-"""Optimizers, and error feedback in its two forms."""
+STATES = {"muon": {"coefficient": 1.0}, "soap": {"coefficient": 1.0, "form": "buffered"}}
+"""Optimizers, with error feedback in its two forms."""
 
 
 class Trained(NamedTuple):

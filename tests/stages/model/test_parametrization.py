@@ -119,14 +119,10 @@ CONSTANT, GROWING = 0.25, 0.3
     [
         ("adamw", {}, 4e-3),
         ("muon", {}, 4e-3),
-        ("muon", {"scale": "original"}, 1e-2),
         ("normuon", {"scale": "original"}, 1e-2),
         ("lion", {}, 1e-3),
         ("scion", {}, 2.5e-4),
-        ("adan", {}, 4e-3),
         ("mars", {}, 4e-3),
-        ("nadamw", {}, 4e-3),
-        ("qhadamw", {}, 4e-3),
     ],
 )
 @pytest.mark.slow

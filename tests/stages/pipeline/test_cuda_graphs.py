@@ -79,9 +79,7 @@ CASES: list[dict[str, Any]] = [
     {"schedule": "2bw", "stages": 3, "microbatches": 6, "ahead": 2, "data": 2},
     {"schedule": "1f1b", "data": 2, "recompute": "full"},
     {"schedule": "2bw-v", "split": True},
-    {"schedule": "zero-bubble"},
     {"schedule": "dualpipe-v", "microbatches": 4},
-    {"schedule": "pipedream"},
     {"schedule": "paci"},
     {"schedule": "2bw", "shard_head": True},
 ]

@@ -79,7 +79,7 @@ def numbers(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_weights_and_losses_have_the_bits_of_the_replay(processes: int) -> None:
-    cases = SAME_BITS if processes > 1 else SAME_BITS[1:4]
+    cases = {1: SAME_BITS[1:4], 2: SAME_BITS, 4: SAME_BITS[::2]}[processes]
     configs = [config_of(case, processes=processes) for case in cases]
     for case, config, found in zip(cases, configs, in_shards(configs, processes=processes), strict=True):
         assert numbers(found[0]["rows"]) == numbers(replayed(config).rows), case
@@ -107,14 +107,13 @@ def drawn(chance: random.Random, *, processes: int) -> RunConfig:
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-@pytest.mark.parametrize("part", [0, 1])
-def test_in_float64_weights_are_those_of_1f1b_to_1e_12(processes: int, part: int) -> None:
+def test_in_float64_weights_are_those_of_1f1b_to_1e_12(processes: int) -> None:
     """The norm that gradients are clipped by is summed in another order, and under `hsdp` the gradients.
 
     Without SOAP, whose bases make more of the last digit; its bits are compared above.
     """
-    chance = random.Random(f"{processes} {part}")
-    configs = [drawn(chance, processes=processes) for _ in range(5)]
+    chance = random.Random(f"{processes} 0")
+    configs = [drawn(chance, processes=processes) for _ in range(6)]
     for config, found in zip(configs, in_shards(configs, processes=processes), strict=True):
         reference = replayed(replace(config, schedule=replace(config.schedule, name="fsdp"))).result.weights
         weights = {name: values for each in found for name, values in each["weights"].items()}

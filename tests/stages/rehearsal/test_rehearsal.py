@@ -70,7 +70,6 @@ def small() -> Rehearsal:
         ("2bw", {"optimizer": "muon", "coefficient": 1.0, "recompute": "selective", "data": 2}),
         ("2bw-v", {"split": True, "layers": 4}),
         ("paci-v", {"data": 2, "layers": 4}),
-        ("zero-bubble", {}),
         ("2bw", {"shard_head": True, "tied": True}),
         ("2bw", {"ema_decay": 0.9, "data": 2}),
         ("zero-bubble", {"documents": True, "precision": "float32", "recompute": "selective"}),
@@ -156,10 +155,8 @@ def test_a_traced_block_keeps_what_a_compiled_one_keeps(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("schedule", "settings", "experts"),
     [
-        ("1f1b", {"recompute": "full"}, False),
         ("2bw", {"recompute": "selective"}, True),
         ("zero-bubble", {}, False),
-        ("zero-bubble", {}, True),
     ],
 )
 @pytest.mark.slow
@@ -257,19 +254,17 @@ def test_torch_is_left_as_it_was() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "schedule", "data", "rank", "cut"),
+    ("model", "schedule", "data", "rank"),
     [
-        *(("10b", schedule, 16, rank, None) for schedule in ("2bw", "1f1b") for rank in (0, 3)),
-        ("7b", "2bw", 2, 0, None),
-        ("10b-moe", "1f1b", 1, 3, None),
-        ("1b-7b-moe", "paci-v", 2, 3, None),
-        ("7b", "2bw-v", 1, 2, None),
-        ("7b", "2bw", 2, 3, [3, 2.5, 2.5, 0]),
+        ("10b", "2bw", 16, 0),
+        ("10b", "1f1b", 16, 3),
+        ("7b", "2bw", 2, 0),
+        ("10b-moe", "1f1b", 1, 3),
+        ("1b-7b-moe", "paci-v", 2, 3),
+        ("7b", "2bw-v", 1, 2),
     ],
 )
-def test_memory_at_full_width_is_the_plan_s(
-    model: str, schedule: str, data: int, rank: int, cut: list[float] | None
-) -> None:
+def test_memory_at_full_width_is_the_plan_s(model: str, schedule: str, data: int, rank: int) -> None:
     """Two blocks per rank; benchmarks/results/rehearsed-ranks-2026-11-24.md has whole models."""
     changes = ("model.layers=8", "parallel.stages=4", "schedule.microbatches=4", f"parallel.data={data}")
     config = _shipped(model, f"schedule={schedule}", *changes)
@@ -279,7 +274,6 @@ def test_memory_at_full_width_is_the_plan_s(
             "train.recompute": "selective" if (model, rank) == ("7b", 0) else "none",
             "train.ema_decay": 0.999 if model == "7b" else None,
             "schedule.split": schedule == "2bw-v",
-            "parallel.cut": cut,
         },
     )
     [compared] = rehearse(config, device="cuda", ranks=[rank])
@@ -354,31 +348,30 @@ def test_what_an_optimizers_step_takes_for_itself_is_the_plan_s(name: str) -> No
     config = _shipped("135m", "schedule=1f1b", f"optimizer={name}", *SHALLOW)
     if "refresh_interval" in method_named(name).options:
         config = changed(config, {"optimizer": replace(config.optimizer, refresh_interval=1)})
-    for rank in range(2):  # with the embedding, and with the head
-        found = _rehearsed(config, rank=rank)
-        assert not found.faults
-        parameters = stage_parameters(config.model, cut_of(config)[rank])
-        (owned,) = owned_members(parameters, data_ranks=1)
-        planned = update_bytes(config, owned)
-        norms = 0.01 * 4 * sum(parameter.size for parameter in owned)
-        batched = method_named(name).main.batch != "0"
-        assert found.temporaries["update"] - norms <= planned
-        assert planned <= (1.2 if batched else 1.0) * found.temporaries["update"] + norms
+    rank = NAMES.index(name) % 2  # with the embedding, or with the head
+    found = _rehearsed(config, rank=rank)
+    assert not found.faults
+    parameters = stage_parameters(config.model, cut_of(config)[rank])
+    (owned,) = owned_members(parameters, data_ranks=1)
+    planned = update_bytes(config, owned)
+    norms = 0.01 * 4 * sum(parameter.size for parameter in owned)
+    batched = method_named(name).main.batch != "0"
+    assert found.temporaries["update"] - norms <= planned
+    assert planned <= (1.2 if batched else 1.0) * found.temporaries["update"] + norms
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("schedule", "settings"),
+    ("schedule", "settings", "precision"),
     [
-        ("2bw", ["error_feedback.coefficient=1"]),
-        ("2bw", ["error_feedback.coefficient=1", "error_feedback.form=buffered"]),
-        ("2bw", ["correction.name=weight-prediction"]),
-        ("2bw", ["correction.name=weight-prediction", "correction.flavour=momentum"]),
-        ("2bw", ["correction.name=weight-prediction", "correction.flavour=adam-moments"]),
-        ("2bw", ["correction.name=lr-discount"]),
-        ("2bw", ["correction.name=delay-compensation"]),
-        ("paci", ["correction.name=discrepancy"]),
+        ("2bw", ["error_feedback.coefficient=1"], "bfloat16"),
+        ("2bw", ["error_feedback.coefficient=1", "error_feedback.form=buffered"], "float32"),
+        ("2bw", ["correction.name=weight-prediction"], "float32"),
+        ("2bw", ["correction.name=weight-prediction", "correction.flavour=momentum"], "bfloat16"),
+        ("2bw", ["correction.name=weight-prediction", "correction.flavour=adam-moments"], "bfloat16"),
+        ("2bw", ["correction.name=lr-discount"], "float32"),
+        ("2bw", ["correction.name=delay-compensation"], "bfloat16"),
+        ("paci", ["correction.name=discrepancy"], "float32"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[-1].rpartition("=")[2],
 )
