@@ -33,7 +33,7 @@ class Model:
     """What a template's key `model` stands for."""
 
     settings: Settings
-    """Settings of the section `model`. An empty name becomes that of the shape, once it is known (`matrix`)."""
+    """Settings of the section `model`. An empty name becomes that of the shape, once that is known."""
     recommended: Settings
     """Settings of other sections, for a cell that does not set them."""
     name_prefix: str = ""
