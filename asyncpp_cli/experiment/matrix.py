@@ -10,19 +10,18 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from msgspec import structs
 
 import schedules
-from asyncpp_cli.base.console import refuse_all, say
+from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.interpolation import interpolated, is_interpolated
 from asyncpp_cli.experiment.own_code import NOTHING, Confirmed, check_confirmed
 from asyncpp_cli.experiment.parsing import Condition, Grid, Model, parse, settings_of, with_model
-from asyncpp_cli.experiment.pins import MissingDataError, Pins, with_full_paths
+from asyncpp_cli.experiment.pins import Pins, with_full_paths
 from asyncpp_cli.experiment.shipped import MODEL_SHAPE, template_names
 from asyncpp_cli.experiment.speed_runs import loss_givers
 from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, accepted_values
@@ -58,24 +57,17 @@ def expand(template: Template, *, pinned: bool = True, confirmed: Confirmed = NO
 
     Raises:
         UserError: a key or value is not accepted, a setting is missing, two cells are the same run, no cell
-            is left, or the template names code that is not confirmed. If it is data that cannot be read, what
-            `check_cells` finds is named with it.
+            is left, or the template names code that is not confirmed.
     """
     settings = list(_settings_of_cells(template, parse(template)))
     configs = [_config_of(each, template) for each in settings]
     check_confirmed(configs, confirmed, source=template.source)
     for config, own in zip(configs, settings, strict=True):
         _refuse_unset(config, own, template)
-    missing_data: MissingDataError | None = None
     if pinned:
         pins = Pins(template.source)
-        configs = [pins.code(config) for config in configs]
-        try:
-            configs = [pins.data(config) for config in configs]
-        except MissingDataError as error:
-            missing_data = error
         configs = [
-            config if "model.vocab_size" in own or config.model.init is not None else pins.vocabulary(config)
+            pins.pinned(config, own_vocabulary="model.vocab_size" in own)
             for config, own in zip(configs, settings, strict=True)
         ]
     givers: list[int | None] = [None] * len(configs)
@@ -99,9 +91,6 @@ def expand(template: Template, *, pinned: bool = True, confirmed: Confirmed = NO
         cells[resolved.cell.id] = resolved
     if not cells:
         raise UserError(f"{template.source}: the matrix has no cell left (exclude removes all of them)")
-    if missing_data is not None:
-        check_cells(template, list(cells.values()))
-        raise missing_data
     return list(cells.values())
 
 
@@ -140,72 +129,6 @@ def _cell(config: RunConfig, axes: Sequence[str]) -> Cell:
 def axis_value(value: Any) -> Any:
     """A value as a cell states it: a list as text, 3-1."""
     return "-".join(map(str, value)) if isinstance(value, list | tuple) else value
-
-
-def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
-    """Check that every cell of the template can be trained.
-
-    Raises:
-        UserError: some cannot; names the file, the key and the first such cell. Cells that are refused for
-            one reason share a line; of several reasons all but the last are printed.
-    """
-    from stages.resolve.checks import resolve
-    from stages.resolve.facts import Resolved
-
-    checked: dict[bytes, list[str]] = {}
-    seen: dict[str, Any] = {}
-    models: set[str] = set()
-    """Those whose initial weights, or own code, have been looked at."""
-
-    def reasons(config: RunConfig) -> list[str]:
-        problems = resolve(config, seen=seen)
-        if isinstance(problems, Resolved):
-            problems = []
-        found = [f"{error.key}: {line}" for error in problems for line in error.message.splitlines()]
-        if config.model.factory is not None and not found:
-            from stages.model.custom import FactoryError, check_causal
-
-            try:
-                if (model := f"{config.model} {config.data.context}") not in models:
-                    why = check_causal(config.model, context=config.data.context)
-                    models.add(model)
-                    if why:
-                        say(
-                            f"note: {config.model.factory} cannot be computed here ({why}): it is not known "
-                            "whether an output depends on later tokens"
-                        )
-            except FactoryError as error:
-                return [f"model.factory: {error}"]
-        if config.model.init is not None and not found:
-            from stages.checkpoint.initial_weights import InitError, check_init, check_values
-
-            try:
-                if config.model.factory is not None:
-                    raise InitError("is for the built-in decoder; model.factory builds another model")
-                # Not a check of the run: one that resumes from a checkpoint does not need them.
-                if (model := repr(config.model)) not in models:
-                    check_init(config.model)
-                    check_values(config.model)
-                    models.add(model)
-            except InitError as error:
-                return [f"model.init: {error}"]
-        return found
-
-    refused: dict[str, list[ResolvedCell]] = {}
-    for resolved in cells:
-        # The seed does not decide whether a run can be trained.
-        text = msgspec.json.encode(replace(resolved.config, seed=0))
-        if text not in checked:
-            checked[text] = reasons(resolved.config)
-        for reason in checked[text]:
-            refused.setdefault(reason, []).append(resolved)
-    refuse_all([f"{template.source}: {reason} ({_counted(alike)})" for reason, alike in refused.items()])
-
-
-def _counted(cells: Sequence[ResolvedCell]) -> str:
-    """Which cells, for messages."""
-    first = describe(cells[0].cell.axes)
-    return f"cell {first}" if len(cells) == 1 else f"{len(cells)} cells; first {first}"
 
 
 def describe(axes: Mapping[str, Any]) -> str:

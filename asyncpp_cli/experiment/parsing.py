@@ -84,9 +84,9 @@ def parse(template: Template) -> Grid:
                 raise SettingError(key.partition(".")[0], f"unknown key; did you mean {near}?")
             return _checked_settings_of(key, value, folder=template.folder)
         except SettingError as error:
-            hint = ""
-            if not where and key.partition(".")[0] not in (*SECTIONS, "seed") and not misspelt(key):
-                hint = f" (also: {', '.join(OWN_KEYS)})"
+            is_key_of_template = not where and key.partition(".")[0] not in (*SECTIONS, "seed")
+            no_suggestion = "accepted: " in str(error)
+            hint = f" (also: {', '.join(OWN_KEYS)})" if is_key_of_template and no_suggestion else ""
             # A change of the command line stands in several places.
             problems.setdefault(f"{error.key}: {error}", f"{source}: {where}{error.key}: {error}{hint}")
         except UserError as error:
@@ -121,7 +121,8 @@ def parse(template: Template) -> Grid:
     by_place = {place: condition(place, each) for place, each in conditions(template).items()}
     if problems and not any(map(misspelt, template.base)):
         for key, names in (("schedule", tuple(schedules.KNOWN)), ("optimizer", OPTIMIZERS)):
-            if key not in set_by_template:
+            suggested = any(f"did you mean {key}?" in line for line in problems)
+            if key not in set_by_template and not suggested:
                 problems[key] = f"{template.source}: {key} is not set; accepted: {', '.join(names)}"
     refuse_all(list(problems.values()))
     when = list(by_place.values())

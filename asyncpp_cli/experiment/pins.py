@@ -11,10 +11,6 @@ from asyncpp_cli.base.errors import UserError
 from stages.config.run_config import ModelConfig, RunConfig, changed
 
 
-class MissingDataError(UserError):
-    """Data that cannot be read."""
-
-
 def with_full_paths(config: RunConfig, *, source: str) -> RunConfig:
     """With full paths, as a job may start in another working folder, and the checksum of initial weights.
 
@@ -67,12 +63,22 @@ class Pins:
         self._code: dict[tuple[Any, ...], dict[str, str]] = {}
         self._vocabularies: dict[tuple[Any, ...], int] = {}
 
-    def code(self, config: RunConfig) -> RunConfig:
-        """With the hashes of the code of the user's own that the configuration names.
+    def pinned(self, config: RunConfig, *, own_vocabulary: bool) -> RunConfig:
+        """The configuration with all hashes, and with the vocabulary that its data needs.
+
+        Args:
+            config: of a cell.
+            own_vocabulary: whether the template sets the vocabulary.
 
         Raises:
-            UserError: the template names another hash.
+            UserError: the template names another hash of its code or data.
         """
+        config = self._with_data(self._with_code(config))
+        has_vocabulary = own_vocabulary or config.model.init is not None
+        return config if has_vocabulary else self._with_vocabulary(config)
+
+    def _with_code(self, config: RunConfig) -> RunConfig:
+        """With the hashes of the code of the user's own that the configuration names."""
         from stages.config.own_code import code_sha256, own_code
 
         key = (config.schedule.name, config.optimizer.name, config.model.factory)
@@ -85,36 +91,26 @@ class Pins:
                 raise UserError(f"{self._source}: {section}.code_sha256: the code is now another ({current})")
         return changed(config, {f"{each}.code_sha256": self._code[key].get(each) for each in sections})
 
-    def data(self, config: RunConfig) -> RunConfig:
-        """With the hashes of the data and the validation sets.
-
-        Raises:
-            MissingDataError: the data cannot be read.
-            UserError: a validation set cannot be read, or the template names another hash.
-        """
+    def _with_data(self, config: RunConfig) -> RunConfig:
+        """With the hashes of the data, unless it cannot be read: `check_cells` refuses it."""
         from stages.data.dataset import DataError, find_corpus, find_validation_set, where_of
 
         data, source = config.data, self._source
         if not 0 < data.validation_share < 1:
-            return config  # `check_cells` reports it
+            return config
         key = (*data.trained_paths.items(), data.validation_share, data.dtype)
         try:
             if key not in self._corpora:
                 self._corpora[key] = find_corpus(data).sha256
-        except DataError as error:
-            raise MissingDataError(f"{source}: {error.key}: {error}") from error
+            for path in data.validation.values():
+                if (path, data.dtype) not in self._corpora:
+                    self._corpora[path, data.dtype] = find_validation_set(path, dtype=data.dtype).sha256
+        except DataError:
+            return config
         sha256 = self._corpora[key]
         if data.sha256 not in (None, sha256):
             raise UserError(f"{source}: data.sha256: {where_of(data)} holds other data ({sha256})")
-        sets: dict[str, str] = {}
-        for name, path in data.validation.items():
-            try:
-                if (path, data.dtype) not in self._corpora:
-                    held_out = find_validation_set(path, dtype=data.dtype)
-                    self._corpora[path, data.dtype] = held_out.sha256
-            except DataError as error:
-                raise UserError(f"{source}: data.validation.{name}: {error}") from error
-            sets[name] = self._corpora[path, data.dtype]
+        sets = {name: self._corpora[path, data.dtype] for name, path in data.validation.items()}
         if wrong := [name for name, known in data.validation_sha256.items() if sets.get(name) != known]:
             raise UserError(
                 f"{source}: data.validation_sha256.{wrong[0]}: data.validation.{wrong[0]} holds other "
@@ -122,7 +118,7 @@ class Pins:
             )
         return replace(config, data=replace(data, sha256=sha256, validation_sha256=sets))
 
-    def vocabulary(self, config: RunConfig) -> RunConfig:
+    def _with_vocabulary(self, config: RunConfig) -> RunConfig:
         """With the larger vocabulary that the data needs, if it needs one.
 
         A vocabulary that is larger than needed stays: it is part of a published shape.

@@ -29,7 +29,7 @@ from asyncpp_cli.runs.status import UNKNOWN, State, is_done
 from asyncpp_cli.sites.profile import Site, time_note
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import SlurmError
-from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue, hold_notes, run_statuses
+from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue, hold_notes
 from asyncpp_cli.slurm.submissions import Submission, submission_lock
 
 _POLL_SECONDS = 2.0
@@ -44,7 +44,8 @@ def show_scripts(experiment: Experiment, site: Site, options: LaunchOptions) -> 
     except SlurmError as error:
         max_array_size = slurm.max_array_size({})
         say(f"{error}; assuming SLURM's default size of arrays")
-    runs = runs_to_submit(run_statuses(experiment), only=options.only, pauses=options.pauses)
+    run_statuses = SlurmQueue(experiment).run_statuses(with_accounting=False)
+    runs = runs_to_submit(run_statuses, only=options.only, pauses=options.pauses)
     planned = plan_arrays(runs, site, options, max_array_size=max_array_size)
     for array in planned:
         first = array.throttle.after

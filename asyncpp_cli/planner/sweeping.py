@@ -51,7 +51,8 @@ def sweep_template(
     Raises:
         UserError: the template, a cell or the folder is not accepted; nothing is written.
     """
-    from asyncpp_cli.experiment.matrix import check_cells, expand
+    from asyncpp_cli.experiment.cell_checks import check_cells
+    from asyncpp_cli.experiment.matrix import expand
     from asyncpp_cli.experiment.own_code import confirmed
     from asyncpp_cli.experiment.render import render
     from asyncpp_cli.experiment.template import load

@@ -258,16 +258,6 @@ def hold_notes(run_statuses: Sequence[RunStatus]) -> list[str]:
     return notes
 
 
-def run_statuses(experiment: Experiment, *, with_accounting: bool = False) -> list[RunStatus]:
-    """Status of every run, in the order of the cells.
-
-    Args:
-        experiment: the experiment.
-        with_accounting: whether to look up ended jobs in SLURM's accounting.
-    """
-    return SlurmQueue(experiment).run_statuses(with_accounting=with_accounting)
-
-
 _NEVER_STARTED = "53"
 """Signal that SLURM's accounting gives a job whose script it could not start."""
 

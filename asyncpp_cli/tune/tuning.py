@@ -15,7 +15,8 @@ from pathlib import Path
 
 from asyncpp_cli.base.console import command, say
 from asyncpp_cli.base.errors import INTERRUPTED, DamagedError, UserError
-from asyncpp_cli.experiment.matrix import ResolvedCell, check_cells, expand
+from asyncpp_cli.experiment.cell_checks import check_cells
+from asyncpp_cli.experiment.matrix import ResolvedCell, expand
 from asyncpp_cli.experiment.own_code import confirmed as confirmed_code
 from asyncpp_cli.experiment.render import render
 from asyncpp_cli.experiment.template import Template, load

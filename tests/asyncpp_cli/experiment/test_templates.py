@@ -17,7 +17,8 @@ from support.command_line import ASYNCPP, ran, refusal, succeeded
 from support.templates import cells_of
 
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.experiment.matrix import check_cells, expand
+from asyncpp_cli.experiment.cell_checks import check_cells
+from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.shipped import TEMPLATES_FOLDER, recommended_settings, template_names
 from asyncpp_cli.experiment.template import load, text_of
 from asyncpp_cli.runs.config_file import config_text, read_config
