@@ -193,7 +193,7 @@ def launch_locally(
 def _say_interrupted(interrupted: Interrupted, experiment: Experiment) -> None:
     """Say what Ctrl-C has ended, and what goes on."""
     own = f"ended the runs that this launch had started ({interrupted.own})"
-    say(f"{interrupted}: {own if interrupted.own else 'this launch trained no run, and ended none'}.")
+    say(f"{interrupted}: {own if interrupted.own else 'no run of this launch was training'}.")
     if interrupted.others:
         cancel = command("cancel", experiment.folder)
         say(f"Runs of other launches go on ({interrupted.others}); to end them: {cancel}")

@@ -75,7 +75,7 @@ def test_a_launch_that_only_watched_says_that_it_ended_nothing(tmp_path: Path) -
     pressing.join()
     assert (ended.code, run.status().state) == (130, State.RUNNING)
     cancel = f"asyncpp cancel {experiment.folder}"
-    for said in ("Ctrl-C: this launch trained no run, and ended none.", f"go on (1); to end them: {cancel}"):
+    for said in ("Ctrl-C: no run of this launch was training.", f"go on (1); to end them: {cancel}"):
         assert said in ended.errors
     settle(run, all_over=other.number)
 
