@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from asyncpp_cli.commands.arguments import ExperimentOrRun, MoreRuns
 
 if TYPE_CHECKING:
     from asyncpp_cli.planner.rehearsal import ComparedRank
+    from asyncpp_cli.runs.run_folder import Run
     from stages.config.run_config import RunConfig
 
 
@@ -52,40 +54,25 @@ def rehearse(
     from asyncpp_cli.base.console import say
     from asyncpp_cli.base.errors import UserError
     from asyncpp_cli.base.progress import shown
-    from asyncpp_cli.experiment.run_data import config_to_train
-    from asyncpp_cli.planner.cells import estimate_key, planned_machine
     from asyncpp_cli.planner.rehearsal import NOT_REHEARSED, write_csv
     from asyncpp_cli.planner.rehearsal import rehearse as rehearsed
     from asyncpp_cli.runs.experiment_folder import runs_named
-    from stages.config.run_config import changed
-    from stages.config.segments import is_sharded
 
     if device not in (None, "cuda", "cpu"):
         raise UserError(f"--device is {device}; accepted: cuda, cpu")
     experiment, named = runs_named(folder, runs)
-    configs: dict[str, tuple[str, RunConfig]] = {}
-    cells: dict[str, int] = {}
-    for run in named or experiment.runs:
-        config = planned_machine(config_to_train(run), source=run.id).config
-        if device is not None:
-            config = changed(config, {"site.device": device})
-        key = estimate_key(config)
-        cells[key] = cells.get(key, 0) + 1
-        configs.setdefault(key, (run.id, config))
-    left_out = [key for key, (_, config) in configs.items() if is_sharded(config)]
-    if len(left_out) == len(configs):
+    kinds = _kinds(named or experiment.runs, device=device)
+    if not kinds:
         raise UserError(f"{folder}: shards of fsdp and hsdp are not rehearsed; accepted: runs of pipelines")
-    for key in left_out:
-        name, config = configs.pop(key)
-        say(f"{name}: left out, since shards of {config.schedule.name} are not rehearsed")
     good, records = True, []
-    for place, (key, (name, config)) in enumerate(configs.items(), 1):
+    for place, alike in enumerate(kinds, 1):
+        name, config = alike[0]
         outside = [number for number in rank or () if number >= config.parallel.stages]
         if outside:
             raise UserError(f"--rank {outside[0]}: {name} has ranks 0 to {config.parallel.stages - 1}")
-        further = f" and {cells[key] - 1} like it" if cells[key] > 1 else ""
+        further = f" and {len(alike) - 1} like it" if len(alike) > 1 else ""
         compared = []
-        title = f"{name} ({place} of {len(configs)} cells)"
+        title = f"{name} ({place} of {len(kinds)} cells)"
         with shown(title, total=len(rank or range(config.parallel.stages))) as advance:
             for each in rehearsed(config, device=config.site.device, ranks=rank):
                 say(f"{name}: rank {each.found.rank}, {each.found.seconds:.0f} s")
@@ -99,6 +86,28 @@ def rehearse(
         write_csv(csv, records)
     say("Not rehearsed: " + "; ".join(NOT_REHEARSED) + ".")
     raise typer.Exit(0 if good else 1)
+
+
+def _kinds(runs: Sequence[Run], *, device: str | None) -> list[list[tuple[str, RunConfig]]]:
+    """Ids and configurations of runs of pipelines, in groups that differ in seeds and rates alone."""
+    from asyncpp_cli.base.console import say
+    from asyncpp_cli.experiment.run_data import config_to_train
+    from asyncpp_cli.planner.cells import estimate_key, planned_machine
+    from stages.config.run_config import changed
+    from stages.config.segments import is_sharded
+
+    kinds: dict[str, list[tuple[str, RunConfig]]] = {}
+    for run in runs:
+        config = planned_machine(config_to_train(run), source=run.id).config
+        if device is not None:
+            config = changed(config, {"site.device": device})
+        kinds.setdefault(estimate_key(config), []).append((run.id, config))
+    sharded = [alike for alike in kinds.values() if is_sharded(alike[0][1])]
+    if len(sharded) < len(kinds):
+        for alike in sharded:
+            name, config = alike[0]
+            say(f"{name}: left out, since shards of {config.schedule.name} are not rehearsed")
+    return [alike for alike in kinds.values() if alike not in sharded]
 
 
 def _show(title: str, compared: list[ComparedRank]) -> bool:
