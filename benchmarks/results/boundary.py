@@ -81,11 +81,15 @@ def _rows(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def speeds() -> tuple[Speeds, Mapping[tuple[float, int], Mapping[str, float]]]:
-    """What was measured, and what the planner says of the same points."""
+def speeds(name: str = f"{NAME}-speed") -> tuple[Speeds, Mapping[tuple[float, int], Mapping[str, float]]]:
+    """What was measured, and what the planner says of the same points.
+
+    Args:
+        name: of the raw file.
+    """
     measured: dict[tuple[float, int], dict[str, list[float]]] = {}
     planned: dict[tuple[float, int], dict[str, float]] = {}
-    for row in _rows(f"{NAME}-speed"):
+    for row in _rows(name):
         place = float(row["mbit_s"]), int(row["sequences"])
         measured.setdefault(place, {}).setdefault(row["arm"], []).append(float(row["seconds"]))
         planned.setdefault(place, {})[row["arm"]] = float(row["planned"])
@@ -182,7 +186,7 @@ def _end(
     return centre + (-1 if below else 1) * math.sqrt(squares)
 
 
-def _best(synchronous: Sequence[Choice], rate: float, measured: Speeds) -> Choice:
+def best_of(synchronous: Sequence[Choice], rate: float, measured: Speeds) -> Choice:
     return min(synchronous, key=lambda choice: seconds(choice, rate, measured))
 
 
@@ -208,7 +212,7 @@ def page() -> Iterator[str]:
     for batch in BATCHES:
         synchronous, others, _ = choices(batch)
         for rate in rates:
-            best = _best(synchronous, rate, measured)
+            best = best_of(synchronous, rate, measured)
             row = f"| {batch} | {rate:,.0f} | {best} | {over(synchronous[0], best, rate, measured)} |"
             for choice in others:
                 ratio = over(choice, best, rate, measured)
@@ -221,7 +225,7 @@ def page() -> Iterator[str]:
         synchronous, (delayed, *_), _ = choices(batch)
         paid = 0
         for rate in rates:
-            best = _best(synchronous, rate, measured)
+            best = best_of(synchronous, rate, measured)
             by_later = alone(delayed, best, batch, rate, measured)
             paid += verdict(over(delayed, best, rate, measured), by_later) == "pays"
         yield f"with {batch} sequences `2bw` pays at {paid} of {len(rates)} links"
@@ -271,7 +275,7 @@ def readme() -> Iterator[str]:
         synchronous, (delayed, *_), _ = choices(batch)
         ratios = []
         for rate in (slowest, fastest):
-            best = _best(synchronous, rate, measured)
+            best = best_of(synchronous, rate, measured)
             ratios.append(over(delayed, best, rate, measured))
         yield (
             f"| 4 stages, {batch} sequences per step, links of {slowest:,.0f} Mbit/s; "

@@ -20,7 +20,7 @@ from statistics import fmean, geometric_mean, median, stdev
 
 from asyncpp_cli.report.analysis.statistics import Spread, paired, welch
 from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, steps_ratio
-from benchmarks.results import boundary, pages
+from benchmarks.results import boundary, fsdp_arm, pages
 from benchmarks.results import delayed_adamw as delayed
 from benchmarks.results import gap_map as law
 from benchmarks.results.best_rates import best
@@ -680,6 +680,7 @@ def _vertex(losses: Mapping[float, float]) -> float | None:
 
 PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     f"benchmarks/results/{boundary.NAME}.md": boundary.page,
+    f"benchmarks/results/{fsdp_arm.NAME}.md": fsdp_arm.page,
     f"benchmarks/results/{DELAYED_ADAMW}.md": delayed_adamw,
     f"benchmarks/results/{GAP_MAP}.md": gap_map,
     "benchmarks/results/one-step-delay-2026-11-21.md": one_step_delay,
