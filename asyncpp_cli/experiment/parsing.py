@@ -72,11 +72,72 @@ def parse(template: Template) -> Grid:
     Raises:
         UserError: some are not accepted. Of several all but the last are printed.
     """
-    problems: dict[str, str] = {}
-    given: set[str] = set()
+    parser = _Parser(template)
+    base = parser.layer("", template.base)
+    # An axis of the matrix is a group of one.
+    groups = [*({key: values} for key, values in template.matrix.items()), *template.zip]
+    axes = [
+        [
+            parser.layer("matrix: ", dict(zip(group, values, strict=True)))
+            for values in zip(*group.values(), strict=True)
+        ]
+        for group in groups
+    ]
+    include = [parser.layer("include: ", each) for each in template.include]
+    set_by_overrides = [parser.layer("overrides: ", override.set) for override in template.overrides]
+    found = {place: parser.condition(place, written) for place, written in conditions(template).items()}
+    parser.note_unset()
+    refuse_all(list(parser.problems.values()))
+    exclude, when = (
+        [condition for place, condition in found.items() if place.startswith(kind)]
+        for kind in ("exclude", "overrides")
+    )
+    return Grid(
+        base=base,
+        axes=axes,
+        include=include,
+        exclude=exclude,
+        overrides=list(zip(when, set_by_overrides, strict=True)),
+    )
 
-    def setting(where: str, key: str, value: Any) -> Settings:
-        given.add(key)
+
+class _Parser:
+    """Parses settings one by one, and collects what is wrong with them."""
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+        self._given: set[str] = set()
+        self.problems: dict[str, str] = {}
+        """Lines for the user, by what is wrong: a change of the command line stands in several places."""
+
+    def layer(self, where: str, settings: Settings) -> Settings:
+        """Settings that stand together, at a place that messages begin with."""
+        self._given |= settings.keys()
+        # Shorthands first: `model` sets a whole section, which `model.layers` then changes in part.
+        keys = sorted(settings, key=lambda key: "." in key)
+        return {name: each for key in keys for name, each in self._setting(where, key, settings[key]).items()}
+
+    def condition(self, place: str, written: Mapping[str, Any]) -> Condition:
+        """A condition on cells."""
+        accepted: dict[str, list[Any]] = {}
+        for key, values in written.items():
+            dotted = SHORTHANDS.get(key, key)
+            found = [self._setting(f"{place}: ", key, value) for value in accepted_values(key, values)]
+            accepted[dotted] = [with_model(each).get(dotted, each.get(key)) for each in found]
+        return Condition(place=place, written=written, accepted=accepted)
+
+    def note_unset(self) -> None:
+        """Beside other problems, name what every template sets and this one does not."""
+        if not self.problems or any(map(misspelt, self._template.base)):
+            return
+        for key, names in (("schedule", tuple(schedules.KNOWN)), ("optimizer", OPTIMIZERS)):
+            suggested = any(f"did you mean {key}?" in problem for problem in self.problems)
+            if key not in self._given and not suggested:
+                line = f"{self._template.source}: {key} is not set; accepted: {', '.join(names)}"
+                self.problems[key] = line
+
+    def _setting(self, where: str, key: str, value: Any) -> Settings:
+        template = self._template
         # What the command line set is not to be looked for in the file.
         source = "command line" if (where, key) in template.changed else template.source
         try:
@@ -87,52 +148,10 @@ def parse(template: Template) -> Grid:
             is_key_of_template = not where and key.partition(".")[0] not in (*SECTIONS, "seed")
             no_suggestion = "accepted: " in str(error)
             hint = f" (also: {', '.join(OWN_KEYS)})" if is_key_of_template and no_suggestion else ""
-            # A change of the command line stands in several places.
-            problems.setdefault(f"{error.key}: {error}", f"{source}: {where}{error.key}: {error}{hint}")
+            self.problems.setdefault(f"{error.key}: {error}", f"{source}: {where}{error.key}: {error}{hint}")
         except UserError as error:
-            problems[str(error)] = f"{source}: {where}{key}: {error}"
+            self.problems[str(error)] = f"{source}: {where}{key}: {error}"
         return {}
-
-    def layer(where: str, settings: Settings) -> Settings:
-        # Shorthands first: `model` sets a whole section, which `model.layers` then changes in part.
-        keys = sorted(settings, key=lambda key: "." in key)
-        return {name: each for key in keys for name, each in setting(where, key, settings[key]).items()}
-
-    def condition(place: str, written: Mapping[str, Any]) -> Condition:
-        accepted: dict[str, list[Any]] = {}
-        for key, values in written.items():
-            dotted = SHORTHANDS.get(key, key)
-            found = [setting(f"{place}: ", key, value) for value in accepted_values(key, values)]
-            accepted[dotted] = [with_model(each).get(dotted, each.get(key)) for each in found]
-        return Condition(place=place, written=written, accepted=accepted)
-
-    base = layer("", template.base)
-    matrix = [[layer("matrix: ", {key: each}) for each in values] for key, values in template.matrix.items()]
-    zipped = [
-        [
-            layer("matrix: ", dict(zip(group, values, strict=True)))
-            for values in zip(*group.values(), strict=True)
-        ]
-        for group in template.zip
-    ]
-    include = [layer("include: ", each) for each in template.include]
-    own = [layer("overrides: ", override.set) for override in template.overrides]
-    set_by_template = frozenset(given)
-    by_place = {place: condition(place, each) for place, each in conditions(template).items()}
-    if problems and not any(map(misspelt, template.base)):
-        for key, names in (("schedule", tuple(schedules.KNOWN)), ("optimizer", OPTIMIZERS)):
-            suggested = any(f"did you mean {key}?" in line for line in problems)
-            if key not in set_by_template and not suggested:
-                problems[key] = f"{template.source}: {key} is not set; accepted: {', '.join(names)}"
-    refuse_all(list(problems.values()))
-    when = list(by_place.values())
-    return Grid(
-        base=base,
-        axes=[*matrix, *zipped],
-        include=include,
-        exclude=when[: len(template.exclude)],
-        overrides=list(zip(when[len(template.exclude) :], own, strict=True)),
-    )
 
 
 def settings_of(key: str, value: Any, *, folder: Path) -> Settings:
