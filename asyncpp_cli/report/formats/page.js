@@ -633,6 +633,11 @@
     state.width = width;
     // Paper is white, whatever the screen is.
     document.documentElement.toggleAttribute("data-paper", width !== undefined);
+    // One that is wider than paper would make all else smaller.
+    for (const table of document.querySelectorAll("table")) {
+      table.style.zoom = "";
+      if (width !== undefined) table.style.zoom = Math.min(1, width / table.offsetWidth);
+    }
     inColours();
   };
   window.addEventListener("beforeprint", drawAt(PAPER));

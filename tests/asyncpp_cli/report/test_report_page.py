@@ -259,6 +259,18 @@ def test_it_is_dark_where_the_system_is(page: Page, written: Path) -> None:
     assert page.value(ground) == "rgb(255, 255, 255)"
 
 
+@needs_chromium
+def test_a_table_wider_than_paper_is_printed_smaller(page: Page) -> None:
+    """All else keeps its size: a browser would make the whole page smaller."""
+    width = "document.querySelector('#table table').getBoundingClientRect().width"
+    page.value("document.querySelector('#table table').style.minWidth = '2000px'")
+    page.value("window.dispatchEvent(new Event('beforeprint'))")
+    assert 600 < page.value(width) < 700
+    page.value("window.dispatchEvent(new Event('afterprint'))")
+    assert page.value(width) == 2000
+    page.value("document.querySelector('#table table').style.minWidth = ''")
+
+
 def titles(page: Page, *, within: tuple[int, int] = (9999, 9999)) -> list[str]:
     """The beginnings of the table's titles that are shown on a screen of this size."""
     shown = page.value(
