@@ -46,7 +46,7 @@ def run(tmp_path: Path, script: str, *arguments: str | Path) -> str:
 def test_fully_shard_runs_beside_pipelines(tmp_path: Path) -> None:
     few = "--batches 4 --microbatches 2 --layers 2 --values 1024 --sequence-ms 1 --rounds 1"
     rows = json.loads(run(tmp_path, "fsdp.py", "--rates", "1000", *few.split(), "--json"))["rows"]
-    assert [row["arm"] for row in rows] == ["1f1b", "2bw", "fully_shard", "fsdp", "gather", "reduce"]
+    assert [row["arm"] for row in rows] == ["1f1b", "2bw", "fully_shard", "fsdp", "gather", "reduce", "sum"]
 
 
 @pytest.mark.skipif(
@@ -58,7 +58,7 @@ def test_the_boundarys_arms_are_measured_as_planned(tmp_path: Path) -> None:
     run(tmp_path, "fsdp.py", "--rates", "1000", *given)
     with (tmp_path / "raw.csv").open(newline="") as file:
         rows = {row["arm"]: row for row in csv.DictReader(file)}
-    assert list(rows) == ["zb-v", "fully_shard", "fsdp", "local", "gather", "reduce"]
+    assert list(rows) == ["zb-v", "fully_shard", "fsdp", "local", "gather", "reduce", "sum"]
     # Three sleeps for each block and sequence, shared by the ranks; ZB-V waits less than 1F1B does.
     compute = 3 * 4 * 4 / 2 * 1e-3
     assert compute <= float(rows["local"]["seconds"])
