@@ -461,6 +461,12 @@ def value_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def memory_unit(cells: Iterable[CellResult]) -> tuple[int, str]:
+    """Bytes and name of the unit of the cells' memory: MiB where no rank held a GiB."""
+    largest = max((peak for cell in cells for peak in cell.peak_memory), default=0)
+    return (2**30, "GiB") if largest >= 2**30 else (2**20, "MiB")
+
+
 def by_seed(runs: Iterable[RunResult], number: Number) -> dict[Any, float]:
     """The number of each seed; the mean of several runs with one seed."""
     numbers: dict[Any, list[float]] = {}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from asyncpp_cli.base.console import printable
 from asyncpp_cli.base.tables import printed
 from asyncpp_cli.report.analysis.aggregate import arm_settings
-from asyncpp_cli.report.analysis.cells import CellResult, arm_names
+from asyncpp_cli.report.analysis.cells import CellResult, arm_names, memory_unit
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, MOST_FACTOR, Interval, ratio_text, spread
 from asyncpp_cli.report.analysis.verdict import Verdict, time_by_loss
 from asyncpp_cli.report.load.run import grouped
@@ -41,8 +41,6 @@ MARKERS = ("circle", "square", "diamond", "triangle-up", "x")
 _RAW_BINS = 400
 _SMOOTH_BINS = 60
 """Bins whose means make the line of a training loss."""
-
-_MIB, _GIB = 2**20, 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -552,8 +550,7 @@ def _busy(arms: Sequence[Arm]) -> Chart:
 
 
 def _memory(arms: Sequence[Arm]) -> Chart:
-    largest = max((peak for arm in arms for peak in arm.cell.peak_memory), default=0)
-    unit, name = (_GIB, "GiB") if largest >= _GIB else (_MIB, "MiB")
+    unit, name = memory_unit(arm.cell for arm in arms)
     return Chart(
         title="Peak memory of each rank",
         about="Peak memory, the largest over seeds.",

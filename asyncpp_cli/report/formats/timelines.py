@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
 from html import escape
 
 from asyncpp_cli.base.errors import DamagedError
@@ -286,7 +285,7 @@ def _row(timeline: Timeline, rank: int, *, top: float, scale: float, unit: str) 
         label = str(action.microbatch)
         if size > _NARROWEST_LABEL * len(label) + 2:
             parts.append(
-                f'<text class="g-box{_inks(hue, _opacity(action))}" x="{x + size / 2:.1f}" '
+                f'<text class="g-box{_INKS[hue, _opacity(action)]}" x="{x + size / 2:.1f}" '
                 f'y="{top + _ROW - 7:g}">{label}</text>'
             )
     return [*parts, *marks]
@@ -294,14 +293,6 @@ def _row(timeline: Timeline, rank: int, *, top: float, scale: float, unit: str) 
 
 _GROUNDS = {"g-light": "#f0f1f3", "g-light-in-dark": "#21262d"}
 """The page's `--idle`, light and dark, by the class of a text that is white there and black otherwise."""
-
-
-@cache
-def _inks(hue: str, opacity: float) -> str:
-    """Classes of the text in a box: on each ground black or white, whichever has the better contrast."""
-    return "".join(
-        f" {name}" for name, ground in _GROUNDS.items() if _luminance(hue, opacity, ground) < _EVEN_LUMINANCE
-    )
 
 
 _EVEN_LUMINANCE = (1.05 * 0.05) ** 0.5 - 0.05
@@ -318,6 +309,19 @@ def _luminance(hue: str, opacity: float, ground: str) -> float:
     return total
 
 
+_OPACITIES = {Op.FORWARD: 0.4, Op.BACKWARD_WEIGHT: 0.7, Op.HEAD_WEIGHT: 0.7}
+"""Forwards are pale, backwards opaque, weight halves of split backwards and of the head in between."""
+
+
 def _opacity(action: Action) -> float:
-    """Forwards are pale, backwards opaque, weight halves of split backwards and of the head in between."""
-    return {Op.FORWARD: 0.4, Op.BACKWARD_WEIGHT: 0.7, Op.HEAD_WEIGHT: 0.7}.get(action.op, 1.0)
+    return _OPACITIES.get(action.op, 1.0)
+
+
+_INKS = {
+    (hue, opacity): "".join(
+        f" {name}" for name, ground in _GROUNDS.items() if _luminance(hue, opacity, ground) < _EVEN_LUMINANCE
+    )
+    for hue in _HUES
+    for opacity in (1.0, *_OPACITIES.values())
+}
+"""Classes of the text in a box: on each ground black or white, whichever has the better contrast."""

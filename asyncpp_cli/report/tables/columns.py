@@ -13,7 +13,7 @@ from typing import Any
 from asyncpp_cli.base.console import as_plain, printable
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.tables import Heading
-from asyncpp_cli.report.analysis.cells import CellResult, value_text
+from asyncpp_cli.report.analysis.cells import CellResult, memory_unit, value_text
 from asyncpp_cli.report.analysis.conditions import conditions
 from asyncpp_cli.report.analysis.statistics import (
     CANNOT_BE_TOLD,
@@ -145,8 +145,6 @@ def formatted(value: float | None, form: str) -> str:
 
 
 NOT_REACHED = "not reached"
-
-_MIB, _GIB = 2**20, 2**30
 
 
 def columns(cells: Sequence[CellResult]) -> list[Column]:
@@ -440,9 +438,9 @@ def _update_ratio_column(cells: Sequence[CellResult]) -> Column:
 
 
 def _memory_column(cells: Sequence[CellResult]) -> Column:
-    """Peak memory of the ranks, in MiB where none held a GiB."""
-    largest = max((max(cell.peak_memory, default=0.0) for cell in cells), default=0.0)
-    size, unit, form = (_GIB, "GiB", "{:.2f}") if largest >= _GIB else (_MIB, "MiB", "{:.1f}")
+    """Peak memory of the ranks."""
+    size, unit = memory_unit(cells)
+    form = "{:.2f}" if unit == "GiB" else "{:.1f}"
 
     def text(cell: CellResult) -> str:
         if not cell.peak_memory:

@@ -183,7 +183,7 @@ def test_numbers_in_boxes_have_contrast_on_light_and_dark_pages() -> None:
     """WCAG 2.1 asks for 4.5; the text is black, or white where its class says so."""
     for hue in timelines._HUES:
         for opacity in (0.4, 0.7, 1.0):
-            inks = timelines._inks(hue, opacity).split()
+            inks = timelines._INKS[hue, opacity].split()
             for name, ground in timelines._GROUNDS.items():
                 box = timelines._luminance(hue, opacity, ground)
                 ink = 1.0 if name in inks else 0.0
