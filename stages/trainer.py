@@ -72,6 +72,7 @@ def train(
             dtype=dtypes(config).replica,
             common_step=run.schedule.updates_together,
             shards=shards,
+            neighbours=config.site.neighbours,
         )
         loop = TrainingLoop(
             run,

@@ -22,6 +22,7 @@ from stages.comm.process import Process
 from stages.comm.rendezvous.authenticated import Json
 from stages.comm.topology import Connection
 from stages.config.run_config import ModelConfig
+from stages.config.segments import places_of
 from stages.data.dataset import prepare
 from stages.data.shards import DataError, ShardWatch
 from stages.liveness.stop_signal import never
@@ -186,7 +187,7 @@ class TrainingLoop:
                 has_rows=recorder.has_rows,
             )
         writer = (program.rank_of_stage[program.loss_stage], 0)
-        self._meetings = DrainMeetings(process, writing_process=writer[0] * config.parallel.data)
+        self._meetings = DrainMeetings(process, writing_process=places_of(config).process(*writer))
         writes = writer in {(rank.number, rank.connection.data.rank) for rank in self._ranks}
         self._rows = Rows(
             config,

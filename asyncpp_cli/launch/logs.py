@@ -17,6 +17,7 @@ from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue, output_file
+from stages.config.places import Places
 from stages.resolve.facts import facts
 
 _POLL_SECONDS = 0.3
@@ -137,17 +138,18 @@ def log_to_show(run: Run, *, attempt: int | None, rank: int | None) -> RankLog |
     by_rank = {log.rank: log for log in rank_logs(run) if log.attempt == number}
     if rank is None:
         blamed = blamed_rank(Attempt(run, number)) if by_rank else None
-        rank = blamed if blamed in by_rank else _rank_with_the_loss(run, by_rank)
+        rank = blamed if blamed in by_rank else _rank_with_the_loss(Attempt(run, number), by_rank)
     return by_rank.get(rank)
 
 
-def _rank_with_the_loss(run: Run, by_rank: Mapping[int, RankLog]) -> int:
+def _rank_with_the_loss(attempt: Attempt, by_rank: Mapping[int, RankLog]) -> int:
     """The rank that prints progress: that of the last stage on the first data rank."""
     try:
-        data_ranks = facts(run.config()).config.parallel.data
+        parallel = facts(attempt.run.config()).config.parallel
+        places = Places(parallel.stages, parallel.data, attempt.site().neighbours)
     except DamagedError:
-        data_ranks = 1
-    expected = max((rank for rank in by_rank if rank % data_ranks == 0), default=0)
+        places = Places(len(by_rank), 1)
+    expected = max((rank for rank in by_rank if places.of(rank)[1] == 0), default=0)
     if expected in by_rank and by_rank[expected].file.stat().st_size == 0:
         # In V-shaped schedules the last stage is on another rank; only that rank prints.
         return max(by_rank, key=lambda rank: (by_rank[rank].file.stat().st_size, rank == expected))

@@ -11,6 +11,7 @@ from asyncpp_cli.planner.cuts import WORTH_A_CUT, cuts_to_try
 from asyncpp_cli.planner.memory import GB, RankMemory
 from asyncpp_cli.planner.programs import StageTimes, StepTime
 from asyncpp_cli.planner.shared import CostModel, Shared, own_cut_of, recomputing
+from stages.config.places import PIPELINE
 from stages.config.run_config import RunConfig, tokens_per_step
 from stages.config.segments import schedule_facts
 from stages.memory.estimate import StageMemory, planned_on_gpu, stage_memory
@@ -45,6 +46,7 @@ class Estimate:
         several = len(self.cut) > ranks and self.rank_of_stage[ranks] == 0
         words = [f"{schedule.name} x {len(self.cut) // ranks}" if several else schedule.name]
         words += ["split"] * schedule.split + [f"ahead {schedule.ahead}"] * (schedule.ahead > 1)
+        words += ["pipelines within nodes"] * (self.config.site.neighbours == PIPELINE)
         return ", ".join(words + ["head in shards"] * self.config.parallel.shard_head)
 
     @property

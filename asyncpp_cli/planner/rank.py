@@ -56,7 +56,8 @@ def best_first(
     # For each layout: whether it exceeds the memory; seconds, at least; delay; memory; and its number.
     queue: list[tuple[bool, float, int, _Memory, int]] = []
     known: dict[int, Estimate] = {}
-    configs = list(layouts(base, gpus=gpus, tokens_per_step=tokens_per_step, names=names))
+    asked = layouts(base, gpus=gpus, tokens_per_step=tokens_per_step, names=names)
+    configs = list(map(shared.placed, asked))
     places = [_places(config, shared, limit_gb=limit_gb) for config in configs]
 
     def look_closer(number: int) -> None:

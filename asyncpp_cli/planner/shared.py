@@ -11,7 +11,7 @@ import schedules
 from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes
 from asyncpp_cli.planner.programs import Geometry, LayoutProgram, StageTimes
 from schedules import ScheduleError, is_custom
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed
 from stages.config.segments import has_tied_shards, schedule_facts
 from stages.shape.partition import (
     StageCut,
@@ -51,6 +51,9 @@ class CostModel(Protocol):
 
     def message(self, config: RunConfig, sender: int, receiver: int) -> float:
         """A message from one rank of a pipeline to another."""
+
+    def neighbours(self, config: RunConfig) -> str:
+        """Ranks that best share nodes, as in `stages.config.places`."""
 
 
 def layout_cuts(config: RunConfig, sizes: Sequence[float]) -> list[StageCut]:
@@ -147,6 +150,12 @@ class Shared(Found):
         super().__init__()
         self.costs = costs
 
+    def placed(self, config: RunConfig) -> RunConfig:
+        """A layout with its ranks on nodes as it sends least."""
+        sent = (config.parallel.stages, config.train.microbatch_size, config.schedule.microbatches)
+        best = self.once(("neighbours", *sent), lambda: self.costs.neighbours(config))
+        return config if best == config.site.neighbours else changed(config, {"site.neighbours": best})
+
     def parts(self, config: RunConfig) -> ModelTimes:
         """The times of the model's parts."""
         return self.once(("parts", config.train.microbatch_size), lambda: self.costs.parts(config))
@@ -230,4 +239,5 @@ def kind_of(config: RunConfig, cut: StageCut) -> tuple[Any, ...]:
 def settings_of(config: RunConfig) -> tuple[Any, ...]:
     """The settings in which layouts of one run differ, but for schedule, stages and cut."""
     train, delayed = config.train, (config.error_feedback.coefficient, config.correction.name)
-    return (train.microbatch_size, train.recompute, config.parallel.data, config.parallel.stages, *delayed)
+    ranks = (config.parallel.data, config.parallel.stages, config.site.neighbours)
+    return (train.microbatch_size, train.recompute, *ranks, *delayed)

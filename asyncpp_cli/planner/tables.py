@@ -94,6 +94,7 @@ def record(layout: Layout, order: Order) -> dict[str, Any]:
         "ahead": config.schedule.ahead,
         "split": config.schedule.split,
         "shard_head": config.parallel.shard_head,
+        "neighbours": config.site.neighbours,
         "times_of": order.costs.source,
         "cut": list(layout.cut),
         "rank_of_stage": list(layout.rank_of_stage),

@@ -200,21 +200,22 @@ def set_up_link(options: Any, *, ranks: int) -> None:
     options.is_high_priority_stream = True
 
 
-def gpu_of(*, rank: int, local_rank: int, local_size: int, data_ranks: int, gpus: int) -> int:
+def gpu_of(*, rank: int, local_rank: int, local_size: int, data_ranks: int | None, gpus: int) -> int:
     """Number of the GPU of a process.
 
     Networks join GPUs of one number on all machines (rails). On every second machine a pipeline runs through
     the GPUs in reverse, so its two neighbours on different machines have the same number.
 
     Args:
-        rank: of the process; data ranks of a stage are neighbours (`stages.comm.topology`).
+        rank: of the process.
         local_rank: its number on its machine.
         local_size: processes on its machine.
-        data_ranks: of the run.
+        data_ranks: of the run, if those of a stage are neighbours (`stages.config.places`); None: ranks of a
+            pipeline are, whose data ranks on other machines have the same number.
         gpus: that the process sees.
     """
     machine, left = divmod(rank - local_rank, local_size)
-    if machine % 2 == 0 or left or gpus < local_size or local_size % data_ranks:
+    if data_ranks is None or machine % 2 == 0 or left or gpus < local_size or local_size % data_ranks:
         return local_rank % gpus
     place, data = divmod(local_rank, data_ranks)
     return (local_size // data_ranks - 1 - place) * data_ranks + data

@@ -34,6 +34,7 @@ from stages.comm.network import choose_address, set_nccl_interface
 from stages.comm.rendezvous.authenticated import make_secret, read_secret
 from stages.comm.rendezvous.client import GoneError, GroupStore, HubStore, Meetings, Member
 from stages.comm.rendezvous.hub import Hub
+from stages.config.places import DATA
 from stages.config.run_config import SiteConfig
 
 ADDRESS_FILE = "rendezvous"
@@ -188,7 +189,7 @@ def choose_device(
         rank=rank,
         local_rank=local_rank,
         local_size=local_size,
-        data_ranks=data_ranks,
+        data_ranks=data_ranks if site.neighbours == DATA else None,
         gpus=torch.cuda.device_count(),
     )
     return torch.device("cuda", gpu)

@@ -1,7 +1,7 @@
 """The links and groups of a rank: along its pipeline, and to its data-parallel peers.
 
-Process `r * data_ranks + d` performs rank r of the pipeline of data rank d. So the data ranks of a stage have
-consecutive numbers and share a node and its fast links; a pipeline's messages are small and may cross nodes.
+By default the data ranks of a stage have consecutive numbers (`stages.config.places`) and share a node and
+its fast links; a pipeline's messages are small and may cross nodes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from stages.comm.device_settings import check_queues
 from stages.comm.p2p import DistributedLinks, InProcessLinks, Links
 from stages.comm.process import Process
 from stages.comm.sharding import Sharding, connect_sharding
+from stages.config.places import DATA, Places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,7 @@ def connect(
     dtype: torch.dtype,
     common_step: bool,
     shards: int | None = None,
+    neighbours: str = DATA,
 ) -> Connection:
     """The connection of this process, which performs one rank. All processes call it together.
 
@@ -60,6 +62,7 @@ def connect(
         dtype: of all messages.
         common_step: whether all stages update together.
         shards: processes that hold the model together; None: it is not sharded.
+        neighbours: which processes have consecutive numbers, as in `stages.config.places`.
 
     Raises:
         DeviceSettingError: a GPU has too few queues for a rank's communicators.
@@ -73,10 +76,11 @@ def connect(
         most = max(of_rank.communicators for of_rank in links)
         of_shards = 0 if shards is None else 2 + (shards < data_ranks)
         check_queues(os.environ, communicators=most + (ranks > 1) + (data_ranks > 1) + of_shards)
-    rank, data_rank = divmod(process.rank, data_ranks)
+    places = Places(ranks, data_ranks, neighbours)
+    rank, data_rank = places.of(process.rank)
     generation = next(process.generations)
-    members = [other * data_ranks + data_rank for other in range(ranks)]
-    peers = [rank * data_ranks + other for other in range(data_ranks)]
+    members = [places.process(other, data_rank) for other in range(ranks)]
+    peers = [places.process(rank, other) for other in range(data_ranks)]
 
     def group(name: str, processes: list[int]) -> Group:
         if len(processes) == 1:

@@ -13,6 +13,7 @@ from typing import Any
 
 from optimizers import CORRECTIONS
 from stages.config.keys import MISSING, facts, key, option
+from stages.config.places import DATA, NEIGHBOURS
 
 
 @dataclass(frozen=True)
@@ -347,6 +348,9 @@ class SiteConfig:
     runs_per_gpu: int | None = key(None, low=1)
     """Runs that share a GPU of this machine ([SLURM](slurm.md#runs-that-share-a-gpu)). null: one; with
     `launch --max-parallel` as many as fit as planned."""
+    neighbours: str = key(DATA, choices=NEIGHBOURS)
+    """Ranks that share a node: the data ranks of a stage (`data`), or those of a pipeline (`pipeline`;
+    [where ranks run](parallel.md#where-ranks-run))."""
     gpu: str | None = None
     """GPU of each rank, by name or keys ([the device](plan.md#the-device)), for `sweep`'s estimates. null:
     none."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import schedules
 from optimizers import CORRECTIONS, check_correction
+from stages.config.places import Places
 from stages.config.run_config import RunConfig, correction_options
 
 SYNCHRONOUS = "1f1b"
@@ -77,6 +78,11 @@ def as_data_ranks(config: RunConfig) -> RunConfig:
         return config
     trained = as_trained(config)
     return replace(trained, schedule=replace(trained.schedule, name=SYNCHRONOUS))
+
+
+def places_of(config: RunConfig) -> Places:
+    """Which process performs which rank of a run, one that is not sharded."""
+    return Places(config.parallel.stages, config.parallel.data, config.site.neighbours)
 
 
 def is_sharded(config: RunConfig) -> bool:

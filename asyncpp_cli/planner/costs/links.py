@@ -21,12 +21,6 @@ in docs/plan.md fix the sum, and those over slow links among them the two parts.
 _GIGA, _MICRO = 1e9, 1e-6
 
 
-def fits_a_node(data: int, node: int) -> bool:
-    """Whether the data ranks of every stage share a node of `node` GPUs. Process r * data + d performs rank r
-    of pipeline d, and nodes are filled in the order of processes."""
-    return node % data == 0
-
-
 @dataclass(frozen=True)
 class Exchange:
     """A collective, or several one after another."""

@@ -110,6 +110,10 @@ class Measured:
         """0: not measured."""
         return 0.0
 
+    def neighbours(self, config: RunConfig) -> str:
+        """Those of the run: links were not measured."""
+        return config.site.neighbours
+
     def message(self, config: RunConfig, sender: int, receiver: int) -> float:
         """`message_seconds` of the file."""
         return float(self.content["message_seconds"])

@@ -9,11 +9,13 @@ from statistics import NormalDist
 from typing import Any
 
 from asyncpp_cli.planner.costs.devices import Device
-from asyncpp_cli.planner.costs.links import COPIED, HELD, LINK_SHARE, fits_a_node
+from asyncpp_cli.planner.costs.links import COPIED, HELD, LINK_SHARE
 from optimizers import check_options, method_named
 from optimizers.grouping import Role
 from optimizers.state_size import state_values
-from stages.config.run_config import RunConfig, optimizer_options
+from stages.config.places import DATA, PIPELINE
+from stages.config.run_config import RunConfig, changed, optimizer_options
+from stages.config.segments import places_of
 from stages.data.documents import computed_share
 from stages.memory.estimate import head_chunk_rows, message_bytes, sizes
 from stages.shape.families import describe
@@ -25,6 +27,8 @@ EAGER_TRAFFIC = 2.5
 fits the published speeds in docs/plan.md."""
 ITERATION_SHARE = 0.5
 """Share of the peak that the matrix iteration of Muon and similar rules reaches."""
+WORTH_MOVING = 0.9
+"""Time to send with pipelines within nodes over that with data ranks, below which they are put there."""
 SPREAD = 0.015
 """Standard deviation of the speeds of GPUs of one kind, as a share: all but a few of a cluster are within 8 %
 of each other (arXiv 2208.11035)."""
@@ -171,10 +175,14 @@ class Roofline:
 
     def reduction(self, config: RunConfig, parameters: int) -> float:
         """Reduce-scatter of a stage's gradients and all-gather of its new weights over the data ranks."""
-        within = fits_a_node(config.parallel.data, self.device.node_gpus)
+        node, places = self.device.node_gpus, places_of(config)
+        if places.neighbours == DATA:
+            within, stages_in_node = node % places.data == 0, max(1, node // places.data)
+        else:
+            within, stages_in_node = places.stages * places.data <= node, min(places.stages, node)
         # Of a node's own adapter each stage in the node has a share.
-        adapter = self._adapter(users=max(1, self.device.node_gpus // config.parallel.data))
-        return self._reduced_bytes(config, parameters) / (self._within if within else adapter)
+        rate = self._within if within else self._adapter(users=stages_in_node)
+        return self._reduced_bytes(config, parameters) / rate
 
     def beside_reduction(self, config: RunConfig, parameters: int) -> float:
         """Seconds that what is computed beside that takes longer, as beside exchanges of FSDP."""
@@ -185,16 +193,32 @@ class Roofline:
         ranks, size = config.parallel.data, sizes(config)
         return parameters * (size.master + size.replica) * (ranks - 1) / ranks
 
+    def neighbours(self, config: RunConfig) -> str:
+        """Ranks that share nodes (`stages.config.places`), so that less is sent between nodes."""
+        stages, data = config.parallel.stages, config.parallel.data
+        if 1 in (stages, data) or stages * data <= self.device.node_gpus:
+            return config.site.neighbours
+        parameters = describe(config.model).parameter_count // stages
+
+        def sending(placed: RunConfig) -> float:
+            """Seconds of the messages and the reduction of a step."""
+            messages = (self.message(placed, rank, rank + 1) for rank in range(stages - 1))
+            return config.schedule.microbatches * max(messages) + self.reduction(placed, parameters)
+
+        other = changed(config, {"site.neighbours": PIPELINE})
+        return PIPELINE if sending(other) < WORTH_MOVING * sending(config) else config.site.neighbours
+
     def message(self, config: RunConfig, sender: int, receiver: int) -> float:
         """Sending activations or gradients from one rank of a pipeline to another: over the network, unless
         they share a node in every pipeline."""
-        node, data = self.device.node_gpus, config.parallel.data
+        node, places = self.device.node_gpus, places_of(config)
         within = all(
-            (sender * data + pipeline) // node == (receiver * data + pipeline) // node
-            for pipeline in range(min(data, node))
+            places.process(sender, pipeline) // node == places.process(receiver, pipeline) // node
+            for pipeline in range(min(places.data, node))
         )
-        # Of a node's own adapter each data rank of a stage has a share.
-        rate = self._within if within else self._adapter(users=min(data, node))
+        # Of a node's own adapter each pipeline whose message leaves the node has a share.
+        leaving = min(places.data, node) if places.neighbours == DATA else max(1, node // places.stages)
+        rate = self._within if within else self._adapter(users=leaving)
         return message_bytes(config) / rate + self.device.latency_us * _MICRO
 
     def _adapter(self, *, users: int) -> float:

@@ -86,6 +86,30 @@ def test_the_gpus_of_a_node_share_its_adapter() -> None:
     assert node.reduction(wide, 10**8) == pytest.approx(10**8 * 6 * 7 / 8 / 1.25e9)
 
 
+def test_pipelines_are_within_nodes_where_that_leaves_less_to_send() -> None:
+    """Over a node's slow adapter many micro-batches take longer than the gradients of their step."""
+    costs = COSTS.over(network_gbs=1.25 / 8, shares_adapter=True)
+    few, many = (layout_of("360m", "1f1b", stages=4, data=4, microbatches=count) for count in (4, 256))
+    assert [costs.neighbours(config) for config in (few, many)] == ["data", "pipeline"]
+    inside = Shared(costs).placed(many)
+    assert costs.message(inside, 1, 2) < costs.message(many, 1, 2) / 10
+    # Four rings of data ranks share the adapter of a node.
+    assert costs.reduction(inside, 10**8) == pytest.approx(10**8 * 6 * 3 / 4 / (1.25e9 / 4))
+    slow, fast = (own_estimate(config, Shared(costs)).step.seconds for config in (many, inside))
+    assert fast < slow
+    alone = layout_of("360m", "1f1b", stages=4, data=2, microbatches=256)
+    assert costs.neighbours(alone) == "data"
+
+
+def test_a_template_puts_pipelines_within_nodes(tmp_path: Path) -> None:
+    file = tmp_path / "within.yaml"
+    words = ("--tokens-per-step", "262144", "--gpus-per-node", "2", "--node-bandwidth", "0.1", "--rows", "1")
+    found = succeeded("plan", "nano", "data.context=128", *FEW, "--gpus", "4", *words, "--as-template", file)
+    assert "1f1b, pipelines within nodes" in found.output
+    assert "site.neighbours=pipeline" in found.errors
+    assert [cell.config.site.neighbours for cell in expand(load(str(file), []))] == ["pipeline"]
+
+
 @pytest.mark.parametrize(("stages", "data", "crosses"), [(2, 1, False), (8, 1, False), (4, 4, True)])
 def test_messages_within_a_node_do_not_depend_on_the_network(stages: int, data: int, crosses: bool) -> None:
     config = layout_of("360m", "1f1b", stages=stages, data=data, microbatches=8)

@@ -13,6 +13,7 @@ from support.attempts import claimed, fall
 from support.command_line import asyncpp, refusal, succeeded
 from support.launches import ONE, Started, sweep, wait_for
 
+from asyncpp_cli.launch.logs import log_to_show
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.processes import this_process
@@ -41,6 +42,19 @@ def log(attempt: Attempt, rank: int) -> Path:
 def end(attempt: Attempt, *codes: int) -> None:
     for rank, code in enumerate(codes):
         fall(attempt, rank, code)
+
+
+def test_the_log_with_the_losses_is_that_of_the_last_stage_of_the_first_pipeline(tmp_path: Path) -> None:
+    places = ("parallel.stages=2", "parallel.data=2", "schedule.microbatches=4")
+    for neighbours, expected in (("data", 2), ("pipeline", 1)):
+        folder = tmp_path / neighbours
+        succeeded("sweep", "quickstart", *places, f"site.neighbours={neighbours}", "--out", folder)
+        attempt = claimed(open_experiment(folder).runs[0], processes=4, replay=False, steps=5)
+        for rank in range(4):
+            log(attempt, rank).write_text(f"rank {rank}\n")
+        shown = log_to_show(attempt.run, attempt=None, rank=None)
+        assert shown is not None
+        assert shown.rank == expected
 
 
 @pytest.mark.slow

@@ -9,8 +9,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
+from support.small_runs import in_processes
 
+import schedules
 from stages.comm.device_settings import gpu_of
+from stages.comm.process import Process
+from stages.comm.topology import connect
+from stages.config.places import DATA, NEIGHBOURS, Places
 
 
 @pytest.mark.parametrize(
@@ -34,11 +40,39 @@ def test_neighbours_on_two_machines_have_gpus_of_one_number(stages: int, data: i
         {"rank": 11, "local_rank": 3, "local_size": 8, "data_ranks": 3, "gpus": 8},
         {"rank": 11, "local_rank": 3, "local_size": 5, "data_ranks": 1, "gpus": 8},  # machines differ
         {"rank": 3, "local_rank": 3, "local_size": 8, "data_ranks": 1, "gpus": 8},
+        {"rank": 11, "local_rank": 3, "local_size": 8, "data_ranks": None, "gpus": 8},  # pipelines in nodes
     ],
     ids=str,
 )
 def test_otherwise_gpus_are_taken_in_order(given: dict[str, int]) -> None:
     assert gpu_of(**given) == 3 % given["gpus"]
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+def test_neighbours_have_consecutive_numbers(neighbours: str) -> None:
+    places = Places(stages=4, data=3, neighbours=neighbours)
+    numbers = {places.of(process): process for process in range(12)}
+    assert set(numbers) == {(rank, data_rank) for rank in range(4) for data_rank in range(3)}
+    for (rank, data_rank), process in numbers.items():
+        assert places.process(rank, data_rank) == process
+        following = (rank, data_rank + 1) if neighbours == DATA else (rank + 1, data_rank)
+        assert numbers.get(following, process + 1) == process + 1
+
+
+def places_in(process: Process, neighbours: str) -> tuple[int, int]:
+    """Rank and data rank of a process of two pipelines of two ranks."""
+    program = schedules.build("1f1b", stages=2, microbatches=2, steps=1)
+    connection = connect(
+        process, program, shape=(1,), dtype=torch.float32, common_step=True, neighbours=neighbours
+    )
+    return connection.rank, connection.data.rank
+
+
+@pytest.mark.slow
+def test_processes_take_the_places_of_their_numbers() -> None:
+    by_process = in_processes(places_in, NEIGHBOURS, size=4)
+    for number, found in enumerate(by_process):
+        assert found == [Places(2, 2, neighbours).of(number) for neighbours in NEIGHBOURS]
 
 
 SCRIPT = """

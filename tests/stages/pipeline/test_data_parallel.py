@@ -34,6 +34,10 @@ def test_processes_of_two_data_ranks_are_their_replays_bit_for_bit() -> None:
         *of_every_schedule(layers=4, **common),
         small_config("2bw-v", **folded),
         small_config("2bw-v", optimizer="muon", split=True, **folded),
+        *(
+            changed(small_config(name, **common), {"site.neighbours": "pipeline"})
+            for name in ("1f1b", "2bw-v", "paci")
+        ),
     ]
     for rows in check_processes_are_replays(configs, size=4, train=train_in_small_rounds):
         assert max(row["grad_norm"] for row in rows if row["kind"] == "step") > common["clip_norm"]
