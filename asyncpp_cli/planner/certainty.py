@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from asyncpp_cli.planner.estimate import Estimate
-from asyncpp_cli.planner.fsdp import Sharded
+from asyncpp_cli.planner.listing import Layout
 
 WITHIN: Mapping[str, float] = {"schedules": 0.04, "fsdp": 0.13, "long context": 0.15, "many GPUs": 0.08}
 """For four of five comparisons of two published runs, the most that the logarithm of their planned ratio of
@@ -22,7 +21,7 @@ def kind_of(*, pipeline: bool, context: int, gpus: int) -> str:
     return "long context" if context >= LONG else "many GPUs" if gpus >= MANY else "fsdp"
 
 
-def likely_ratio(synchronous: Estimate | Sharded, other: Estimate | Sharded) -> tuple[float, float]:
+def likely_ratio(synchronous: Layout, other: Layout) -> tuple[float, float]:
     """Time of a synchronous step over another's: four of five published comparisons of such layouts say that
     it is between these."""
     config = synchronous.config

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
-from typing import Any
 
 import schedules
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.progress import shown
 from asyncpp_cli.base.worker import exit_with_parent
-from asyncpp_cli.planner.estimate import Estimate, losses
-from asyncpp_cli.planner.fsdp import Sharded, best_sharded
 from asyncpp_cli.planner.layouts import CONSIDERED
-from asyncpp_cli.planner.rank import best_first, delay_of
+from asyncpp_cli.planner.listing import KINDS, Layout, Listing, listed
 from asyncpp_cli.planner.shared import CostModel, Shared
 from stages.config.run_config import RunConfig
 
-KINDS = ("synchronous", "delay 1", "more delay")
-"""Kinds of layouts that are told apart: their weights take different numbers of steps to a loss."""
 ROWS = 6
 """Numbers of GPUs of a map."""
 TOKENS = (0.5, 1, 2, 4)
@@ -33,83 +28,39 @@ LARGER_BATCH = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Best:
-    """The best layout of a kind."""
-
-    layout: Estimate | Sharded
-
-    @cached_property
-    def losses(self) -> dict[str, float]:
-        """Shares of the step that it loses, as `losses` in `asyncpp_cli.planner.estimate` has them; of FSDP
-        what its exchanges cost (`network`)."""
-        return losses(self.layout) if isinstance(self.layout, Estimate) else {"network": self.layout.lost}
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of a step."""
-        return self.layout.step.seconds
-
-    @property
-    def limit(self) -> str:
-        """What the step loses most to."""
-        return max(self.losses, key=lambda name: self.losses[name])
-
-
-@dataclass(frozen=True, kw_only=True)
 class Point:
     """The best layouts of so many GPUs and tokens per step; None: none fits."""
 
     gpus: int
     tokens_per_step: int
-    best: dict[str, Best | None]
-    """The best pipeline of each of `KINDS`; None: none fits."""
-    sharded: Best | None
-    """FSDP or HSDP; None as well where links are not known."""
-    larger_batch: Best | None
+    found: Listing
+    """Of this point, without further rows."""
+    larger_batch: Layout | None
     """The best synchronous layout at `LARGER_BATCH` times the tokens per step, FSDP among them."""
 
     @property
-    def synchronous(self) -> Best | None:
-        """The best synchronous layout, pipeline or not."""
-        return faster(self.best["synchronous"], self.sharded)
+    def layouts(self) -> dict[str, Layout | None]:
+        """The best pipelines by `KINDS`, the best of FSDP and HSDP, and the one with the larger batch."""
+        of_kinds = {kind: self.found.best.get(kind) for kind in KINDS}
+        sharded = next(iter(self.found.sharded), None)
+        return of_kinds | {"sharded": sharded, "larger batch": self.larger_batch}
 
     @property
     def fastest(self) -> str | None:
         """Kind of the layout with the shortest step: one of `KINDS`, or the name of FSDP or HSDP."""
-        found = {kind: best for kind, best in self.best.items() if best is not None}
-        if self.sharded is not None:
-            found[self.sharded.layout.name.partition(",")[0]] = self.sharded
-        return min(found, key=lambda kind: found[kind].seconds, default=None)
+        names = {each.name.partition(",")[0]: each for each in self.found.sharded}
+        kinds = {kind: each for kind, each in self.layouts.items() if kind in KINDS and each} | names
+        return min(kinds, key=lambda kind: kinds[kind].step.seconds, default=None)
 
     def ratio(self, kind: str) -> float | None:
-        """Time of the best synchronous step over that of the best pipeline of a kind."""
-        synchronous, other = self.synchronous, self.best[kind]
+        """Time of the best synchronous step over that of another layout; of a larger batch its tokens per
+        second over those of the best synchronous layout."""
+        synchronous, other = self.found.synchronous, self.layouts[kind]
         if synchronous is None or other is None:
             return None
-        return synchronous.seconds / other.seconds
-
-    @cached_property
-    def larger_batch_ratio(self) -> float | None:
-        """Tokens per second at the larger synchronous batch, over those at the point's own."""
-        synchronous = self.synchronous
-        if synchronous is None or self.larger_batch is None:
-            return None
-        return self.larger_batch.layout.tokens_per_second / synchronous.layout.tokens_per_second
-
-
-def faster(one: Best | None, other: Best | None) -> Best | None:
-    """The one with the shorter step."""
-    return min(
-        (best for best in (one, other) if best is not None), key=lambda best: best.seconds, default=None
-    )
-
-
-def sharded_best(
-    base: RunConfig, *, gpus: int, tokens_per_step: int, costs: CostModel, limit_gb: float
-) -> Best | None:
-    """The faster one of FSDP and HSDP, if one fits and links are known."""
-    found = best_sharded(base, gpus=gpus, tokens_per_step=tokens_per_step, costs=costs, limit_gb=limit_gb)
-    return Best(layout=found[0]) if found else None
+        if kind == "larger batch":
+            return other.tokens_per_second / synchronous.tokens_per_second
+        return synchronous.step.seconds / other.step.seconds
 
 
 def decision_map(
@@ -182,99 +133,38 @@ def _points(
     with_sharded: bool,
 ) -> tuple[list[Point], UserError | None]:
     """The points of a number of GPUs, and why one of them has no layout."""
-    known: dict[tuple[int, bool], dict[str, Best | None]] = {}
     refusal: UserError | None = None
     shared = Shared(costs)
 
-    def best(tokens: int, *, synchronous_alone: bool) -> dict[str, Best | None]:
+    def find(tokens: int, of: Collection[str]) -> Listing:
         nonlocal refusal
-        for alone in (False, synchronous_alone):
-            if (tokens, alone) in known:
-                return known[tokens, alone]
-        kinds = [name for name in names if schedules.is_synchronous(name) or not synchronous_alone]
+        numbers = {"gpus": gpus, "tokens_per_step": tokens}
         try:
-            found = best_layouts(
-                base, shared, gpus=gpus, tokens_per_step=tokens, names=kinds, limit_gb=limit_gb
-            )
+            return listed(base, shared, names=of, limit_gb=limit_gb, with_sharded=with_sharded, **numbers)
         except UserError as error:
-            refusal, found = error, dict.fromkeys(KINDS)
-        known[tokens, synchronous_alone] = found
-        return found
+            refusal = error
+            return Listing()
 
-    @cache
-    def sharded(tokens: int) -> Best | None:
-        if not with_sharded:
-            return None
-        return sharded_best(base, gpus=gpus, tokens_per_step=tokens, costs=costs, limit_gb=limit_gb)
-
+    found: dict[int, Listing] = {}
     points = []
     for tokens in sorted(tokens_per_step, reverse=True):
-        own = best(tokens, synchronous_alone=False)
-        larger = best(LARGER_BATCH * tokens, synchronous_alone=True)["synchronous"]
+        found[tokens] = find(tokens, names)
+        more = LARGER_BATCH * tokens
+        larger = found[more] if more in found else find(more, [*filter(schedules.is_synchronous, names)])
         points.append(
             Point(
                 gpus=gpus,
                 tokens_per_step=tokens,
-                best=own,
-                sharded=sharded(tokens),
-                larger_batch=faster(larger, sharded(LARGER_BATCH * tokens)),
+                found=found[tokens],
+                larger_batch=larger.synchronous,
             )
         )
     for point in points:
-        for each in (*point.best.values(), point.sharded, point.larger_batch):
+        for each in point.layouts.values():
             if each is not None:
                 # Another process would have to find them again.
-                _ = each.losses, each.layout.memory
+                _ = each.losses, each.memory
     return points, refusal
-
-
-def best_layouts(
-    base: RunConfig,
-    shared: Shared,
-    *,
-    gpus: int,
-    tokens_per_step: int,
-    names: Collection[str],
-    limit_gb: float,
-) -> dict[str, Best | None]:
-    """For each of `KINDS`, the first of the pipelines of `best_first` that fits.
-
-    One of more delay that is no faster than the others is left out.
-
-    Raises:
-        UserError: there is no layout.
-    """
-    best: dict[str, Estimate] = {}
-    missing = {KINDS[0]} if all(map(schedules.is_synchronous, names)) else set(KINDS[:2])
-
-    def wanted(config: RunConfig) -> bool:
-        delay = delay_of(config)
-        return delay is None or is_wanted(best, delay)
-
-    asked: dict[str, Any] = {
-        "gpus": gpus,
-        "tokens_per_step": tokens_per_step,
-        "names": names,
-        "limit_gb": limit_gb,
-    }
-    for layout in best_first(base, shared, **asked, wanted=wanted, fitting_only=True):
-        if is_wanted(best, layout.delay):
-            best[kind_of_delay(layout.delay)] = layout
-        if missing <= best.keys():
-            break
-    return {kind: Best(layout=best[kind]) if kind in best else None for kind in KINDS}
-
-
-def is_wanted(best: Mapping[str, Estimate], delay: int) -> bool:
-    """Whether a layout of a delay, no faster than the best so far of each kind, may be the best of its own:
-    none of its kind is known, and of more delay none of any."""
-    kind = kind_of_delay(delay)
-    return not (best.keys() & (set(KINDS) if kind == KINDS[2] else {kind}))
-
-
-def kind_of_delay(delay: int) -> str:
-    """One of `KINDS`."""
-    return KINDS[min(delay, 2)]
 
 
 def draw(points: Sequence[Point], *, title: str, file: Path) -> None:
@@ -309,7 +199,7 @@ def draw(points: Sequence[Point], *, title: str, file: Path) -> None:
         axes = figure.subplots()
         for point in points:
             row, column = tokens.index(point.tokens_per_step), gpus.index(point.gpus)
-            ratio, larger = point.ratio("delay 1"), point.larger_batch_ratio
+            ratio, larger = point.ratio("delay 1"), point.ratio("larger batch")
             if ratio is not None:
                 shades[row][column] = ratio
             text = "-" if ratio is None else f"{ratio:.2f}"

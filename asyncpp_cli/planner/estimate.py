@@ -88,6 +88,31 @@ class Estimate:
         """Tokens that all ranks read, per second."""
         return tokens_per_step(self.config) / self.step.seconds
 
+    @cached_property
+    def losses(self) -> dict[str, float]:
+        """Shares of the step, in 0..1: waiting for slower stages (`imbalance`), for messages and reductions
+        (`network`), and else (`bubble`); and recomputation (`memory`)."""
+        config, shared, stages = self.config, self.shared, len(self.cut)
+        times = shared.times(config, self.cut)
+        none = (0.0,) * len(times.forward)
+        unlinked = replace(times, message=none, reduction=none)
+
+        def even(of_stages: tuple[float, ...]) -> tuple[float, ...]:
+            return (*(sum(of_stages[:stages]) / stages,) * stages, *of_stages[stages:])
+
+        kinds = ("forward", "backward", "input_half", "weight_half", "update")
+        equal = replace(unlinked, **{kind: even(getattr(times, kind)) for kind in kinds})
+        seconds = self.step.seconds
+        alone, alike = (step_with(config, shared, each).seconds for each in (unlinked, equal))
+        network, imbalance = max(0.0, 1 - alone / seconds), max(0.0, (alone - alike) / seconds)
+        again = sum(recomputing(config, block) for block in shared.parts(config).blocks)
+        return {
+            "bubble": max(0.0, self.step.bubble - network - imbalance),
+            "imbalance": imbalance,
+            "network": network,
+            "memory": config.schedule.microbatches * again / config.parallel.stages / seconds,
+        }
+
 
 def estimate(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> Estimate:
     """Estimate memory and step time of `config`.
@@ -172,28 +197,3 @@ def step_with(config: RunConfig, shared: Shared, times: StageTimes) -> StepTime:
     step = program.step(replace(times, update=updating, reduction=(0.0,) * len(updating)))
     waiting = sum(times.reduction) / config.parallel.stages / step.seconds
     return replace(step, bubble=step.bubble + waiting)
-
-
-def losses(layout: Estimate) -> dict[str, float]:
-    """Shares of the step, in 0..1: waiting for slower stages (`imbalance`), for messages and reductions
-    (`network`), and else (`bubble`); and recomputation (`memory`)."""
-    config, shared, stages = layout.config, layout.shared, len(layout.cut)
-    times = shared.times(config, layout.cut)
-    none = (0.0,) * len(times.forward)
-    unlinked = replace(times, message=none, reduction=none)
-
-    def even(of_stages: tuple[float, ...]) -> tuple[float, ...]:
-        return (*(sum(of_stages[:stages]) / stages,) * stages, *of_stages[stages:])
-
-    kinds = ("forward", "backward", "input_half", "weight_half", "update")
-    equal = replace(unlinked, **{kind: even(getattr(times, kind)) for kind in kinds})
-    seconds = layout.step.seconds
-    alone, alike = (step_with(config, shared, each).seconds for each in (unlinked, equal))
-    network, imbalance = max(0.0, 1 - alone / seconds), max(0.0, (alone - alike) / seconds)
-    again = sum(recomputing(config, block) for block in shared.parts(config).blocks)
-    return {
-        "bubble": max(0.0, layout.step.bubble - network - imbalance),
-        "imbalance": imbalance,
-        "network": network,
-        "memory": config.schedule.microbatches * again / config.parallel.stages / seconds,
-    }

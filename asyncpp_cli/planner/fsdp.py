@@ -115,6 +115,11 @@ class Sharded:
         """Share of the step that exchanges cost."""
         return 1 - self.alone / self.seconds
 
+    @property
+    def losses(self) -> dict[str, float]:
+        """As of a pipeline."""
+        return {"network": self.lost}
+
 
 def best_sharded(
     base: RunConfig, *, gpus: int, tokens_per_step: int, costs: CostModel, limit_gb: float

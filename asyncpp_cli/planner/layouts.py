@@ -172,9 +172,7 @@ def layout(
             base.train,
             microbatch_size=size,
             recompute=recompute,
-            clip="stage"
-            if not schedule.updates_together and base.train.clip == "global"
-            else base.train.clip,
+            clip=clip,
         ),
         error_feedback=replace(base.error_feedback, coefficient=0.0)
         if schedule.synchronous

@@ -33,7 +33,6 @@ def best_first(
     names: Collection[str],
     limit_gb: float,
     wanted: Callable[[RunConfig], bool] = lambda config: True,
-    fitting_only: bool = False,
 ) -> Iterator[Estimate]:
     """Estimates of the layouts that are possible: those that fit first, then by step time, delay and memory.
 
@@ -48,7 +47,6 @@ def best_first(
         names: schedules to consider.
         limit_gb: memory of a GPU, 10^9 bytes.
         wanted: asked before a layout is looked at closely; one that is not wanted is left out.
-        fitting_only: end before the first layout that does not fit.
 
     Raises:
         UserError: there is no such layout.
@@ -70,9 +68,7 @@ def best_first(
     for number in range(len(places)):
         look_closer(number)
     while queue:
-        exceeds, *_, number = heapq.heappop(queue)
-        if exceeds and fitting_only:
-            return
+        *_, number = heapq.heappop(queue)
         if number in known:
             yield known.pop(number)
         elif wanted(configs[number]):

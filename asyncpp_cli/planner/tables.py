@@ -13,16 +13,13 @@ from asyncpp_cli.planner.balance import Balance, MeasuredBalance
 from asyncpp_cli.planner.base_config import Base
 from asyncpp_cli.planner.certainty import likely_ratio
 from asyncpp_cli.planner.costs.roofline import Roofline
-from asyncpp_cli.planner.decision import Best, Point
+from asyncpp_cli.planner.decision import Point
 from asyncpp_cli.planner.estimate import Estimate
 from asyncpp_cli.planner.fsdp import Sharded
-from asyncpp_cli.planner.listing import Listing
+from asyncpp_cli.planner.listing import KINDS, Layout, Listing
 from asyncpp_cli.planner.shared import CostModel
 from asyncpp_cli.runs.attempts.cost import amount
 from stages.config.run_config import RunConfig
-
-Layout = Estimate | Sharded
-
 
 LIKELY = "likely x sync"
 """Column of the interval of `x sync`."""
@@ -258,31 +255,22 @@ def map_title(order: Order) -> str:
 
 def point_record(point: Point, order: Order) -> dict[str, Any]:
     """The numbers of a point of a map, for JSON."""
-    of_point: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         "gpus": point.gpus,
         "tokens_per_step": point.tokens_per_step,
         "fastest": point.fastest,
     }
-    synchronous = point.synchronous
-    found = {**point.best, "sharded": point.sharded, "larger batch": point.larger_batch}
-    for kind, best in found.items():
-        of_point[kind] = None
-        if best is not None:
-            ratio = synchronous and synchronous.seconds / best.seconds
-            ratio = point.larger_batch_ratio if kind == "larger batch" else ratio
-            likely = (
-                None if synchronous is None or kind == "larger batch" else _interval(synchronous, best, order)
-            )
-            own = {"ratio": ratio, "likely": likely, "losses": best.losses, "limit": best.limit}
-            of_point[kind] = record(best.layout, order) | own
-    return of_point
-
-
-def _interval(synchronous: Best | None, best: Best, order: Order) -> list[float] | None:
-    """`likely_ratio`, where times are those of a data sheet."""
-    if synchronous is None or not isinstance(order.costs, Roofline):
-        return None
-    return list(likely_ratio(synchronous.layout, best.layout))
+    synchronous = point.found.synchronous
+    for kind, layout in point.layouts.items():
+        numbers[kind] = None
+        if layout is not None:
+            likely = None
+            if synchronous is not None and kind != "larger batch" and isinstance(order.costs, Roofline):
+                likely = list(likely_ratio(synchronous, layout))
+            limit = max(layout.losses, key=layout.losses.__getitem__)
+            own = {"ratio": point.ratio(kind), "likely": likely, "losses": layout.losses, "limit": limit}
+            numbers[kind] = record(layout, order) | own
+    return numbers
 
 
 def show_map(points: Sequence[Point], order: Order) -> None:
@@ -291,20 +279,21 @@ def show_map(points: Sequence[Point], order: Order) -> None:
     columns += ["more delay", "FSDP loses"]
     rows = []
     for point in points:
-        delayed, more = point.best["delay 1"], point.best["more delay"]
-        ratio, larger = point.ratio("delay 1"), point.larger_batch_ratio
+        delayed, more = (point.layouts[kind] for kind in KINDS[1:])
+        ratio, larger = point.ratio("delay 1"), point.ratio("larger batch")
+        sharded = next(iter(point.found.sharded), None)
         rows.append(
             [
                 f"{point.tokens_per_step:,}",
                 f"{point.gpus:,}",
                 point.fastest or "none fits",
-                _short(point.synchronous),
+                _short(point.found.synchronous),
                 _short(delayed),
                 "-" if ratio is None else f"{ratio:.2f}",
-                "-" if delayed is None else f"{delayed.layout.memory_gb:.1f}",
+                "-" if delayed is None else f"{delayed.memory_gb:.1f}",
                 "-" if larger is None else f"{larger:.2f}",
-                _short(more) if more is None else f"{_short(more)}, delay {more.layout.delay}",
-                "-" if point.sharded is None else f"{point.sharded.losses['network']:.0%}",
+                _short(more) if more is None else f"{_short(more)}, delay {more.delay}",
+                "-" if sharded is None else f"{sharded.lost:.0%}",
             ]
         )
     show_table(
@@ -323,10 +312,10 @@ def show_map(points: Sequence[Point], order: Order) -> None:
     )
 
 
-def _short(best: Best | None) -> str:
-    if best is None:
+def _short(layout: Layout | None) -> str:
+    if layout is None:
         return "-"
-    layout, parallel = best.layout, best.layout.config.parallel
+    parallel = layout.config.parallel
     return f"{layout.name} {parallel.stages} x {parallel.data}" if layout.cut else layout.name
 
 

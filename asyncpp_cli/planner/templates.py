@@ -9,12 +9,10 @@ from typing import Any
 
 from asyncpp_cli.experiment.template import canonical
 from asyncpp_cli.planner.base_config import Base
-from asyncpp_cli.planner.estimate import Estimate
 from asyncpp_cli.planner.fsdp import Sharded
-from asyncpp_cli.planner.listing import Listing
+from asyncpp_cli.planner.listing import Layout, Listing
 from asyncpp_cli.runs.settings import items
 
-Layout = Estimate | Sharded
 _FEEDBACK = ("error_feedback.", "correction.")
 LENGTHS = (0.75, 1, 1.25)
 """Lengths of the runs that decide, over the planned one: steps to a loss are found between them."""

@@ -388,23 +388,26 @@ def _list(
 ) -> None:
     """Print the best layouts, what to use, and of one of them the memory and the settings."""
     from asyncpp_cli.base.console import say
+    from asyncpp_cli.base.progress import shown as progress
     from asyncpp_cli.planner import tables
     from asyncpp_cli.planner.costs.devices import DEVICES
     from asyncpp_cli.planner.layouts import CONSIDERED
     from asyncpp_cli.planner.listing import listed
+    from asyncpp_cli.planner.shared import Shared
     from stages.data.documents import computed_share
 
     base = order.base
-    found = listed(
-        base.config,
-        order.costs,
-        gpus=order.gpus,
-        tokens_per_step=tokens,
-        names=names or CONSIDERED,
-        limit_gb=order.limit_gb,
-        rows=rows,
-        with_sharded=order.times_known and names is None,
-    )
+    with progress("comparing layouts"):
+        found = listed(
+            base.config,
+            Shared(order.costs),
+            gpus=order.gpus,
+            tokens_per_step=tokens,
+            names=names or CONSIDERED,
+            limit_gb=order.limit_gb,
+            rows=rows,
+            with_sharded=order.times_known and names is None,
+        )
     shown = tables.among(found.sharded, found.pipelines, order)
     number = row or 1 + shown.index(found.recommended)
     if number > len(shown):

@@ -12,8 +12,8 @@ from typing import Any
 import schedules
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.cells import planned_machine
-from asyncpp_cli.planner.decision import KINDS, Best, best_layouts, faster, sharded_best
 from asyncpp_cli.planner.layouts import CONSIDERED
+from asyncpp_cli.planner.listing import KINDS, Layout, listed
 from asyncpp_cli.planner.shared import Shared
 from asyncpp_cli.report.analysis.transfer import Target, Transfer
 from asyncpp_cli.report.analysis.verdict import Verdict
@@ -27,7 +27,7 @@ def transfers(found: Sequence[Verdict], target: Target) -> list[Transfer]:
     """
 
     carried = []
-    plans: dict[tuple[str, tuple[str, ...]], tuple[int, Best | None, Best | None]] = {}
+    plans: dict[tuple[str, tuple[str, ...]], tuple[int, Layout | None, Layout | None]] = {}
     for verdict in found:
         if verdict.delayed.synchronous or verdict.delayed.delay not in (1, None):
             continue
@@ -42,7 +42,7 @@ def transfers(found: Sequence[Verdict], target: Target) -> list[Transfer]:
 
 def _planned(
     target: Target, optimizer: str, delayed: tuple[str, ...]
-) -> tuple[int, Best | None, Best | None]:
+) -> tuple[int, Layout | None, Layout | None]:
     """Tokens per step, and the best synchronous and the best delayed layout."""
     base = base_of(target.model, [f"optimizer={optimizer}"])
     tokens = target.tokens_per_step or base.tokens_per_step
@@ -50,9 +50,8 @@ def _planned(
     assert machine.limit_gb is not None  # of a GPU that is named
     run: dict[str, Any] = {"gpus": target.gpus, "tokens_per_step": tokens, "limit_gb": machine.limit_gb}
     names = [name for name in CONSIDERED if schedules.is_synchronous(name)] + list(delayed)
-    best = best_layouts(machine.config, Shared(machine.costs), names=names, **run)
-    sharded = sharded_best(machine.config, costs=machine.costs, **run)
-    return tokens, faster(best[KINDS[0]], sharded), best[KINDS[1]]
+    found = listed(machine.config, Shared(machine.costs), names=names, with_sharded=True, **run)
+    return tokens, found.synchronous, found.best.get(KINDS[1])
 
 
 def _alike(name: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from asyncpp_cli.report.analysis.verdict import EXAMPLE, UNDECIDED, Verdict, answer_of
 
 if TYPE_CHECKING:
-    from asyncpp_cli.planner.decision import Best
+    from asyncpp_cli.planner.listing import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,16 +29,16 @@ class Transfer:
 
     verdict: Verdict
     target: Target
-    synchronous: Best | None
+    synchronous: Layout | None
     """None, as for `delayed`: no layout fits."""
-    delayed: Best | None
+    delayed: Layout | None
 
     @property
     def speed(self) -> float | None:
         """Tokens per second of the best delayed layout over those of the best synchronous one."""
         if self.synchronous is None or self.delayed is None:
             return None
-        return self.synchronous.seconds / self.delayed.seconds
+        return self.synchronous.step.seconds / self.delayed.step.seconds
 
     @property
     def times(self) -> tuple[float, float | None, float | None] | None:
@@ -78,7 +78,7 @@ class Transfer:
         where = "" if measured == self.target.model else f" at another size, {measured}"
         return (
             f"{self.where}: {self.answer}: {time:.2f} ({ends}) of the time of the best synchronous "
-            f"layout, {self.synchronous.layout.place}, under {self.delayed.layout.place}: "
+            f"layout, {self.synchronous.place}, under {self.delayed.place}: "
             f"{steps.ratio:.2f} times the tokens, {self.speed:.2f} times as many per second. "
             f"The speed is planned; the steps of {self.verdict.delayed.arm} were measured{where}."
         )

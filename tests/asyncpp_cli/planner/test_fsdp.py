@@ -33,6 +33,7 @@ from asyncpp_cli.planner.fsdp import (
 from asyncpp_cli.planner.layouts import Variant, layout
 from asyncpp_cli.planner.listing import listed
 from asyncpp_cli.planner.sharding import Sharding, by_rule
+from asyncpp_cli.planner.shared import Shared
 from asyncpp_cli.planner.templates import rival, template_text
 from stages.config.run_config import ModelConfig, RunConfig, changed, tokens_per_step
 from stages.resolve.checks import check
@@ -235,7 +236,7 @@ def test_a_template_trains_the_delayed_layout_beside_fsdp_where_that_is_the_best
     base = base_of("1b", changes)
     found = listed(
         base.config,
-        Roofline(DEVICES["h100"]),
+        Shared(Roofline(DEVICES["h100"])),
         gpus=4,
         tokens_per_step=tokens,
         names=("2bw",),

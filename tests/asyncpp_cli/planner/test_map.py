@@ -16,8 +16,9 @@ from support.planned import COSTS
 
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.roofline import Roofline
-from asyncpp_cli.planner.decision import KINDS, best_layouts, decision_map, faster, sharded_best
+from asyncpp_cli.planner.decision import decision_map
 from asyncpp_cli.planner.layouts import CONSIDERED
+from asyncpp_cli.planner.listing import KINDS, listed
 from asyncpp_cli.planner.rank import best_first
 from asyncpp_cli.planner.shared import Shared
 
@@ -30,14 +31,13 @@ def test_a_point_has_the_layouts_of_plan(model: str, gpus: int, tokens: int, lim
     base = base_of(model, []).config
     settings = {"gpus": gpus, "tokens_per_step": tokens, "names": CONSIDERED, "limit_gb": limit}
     shared = Shared(COSTS)
-    found = best_layouts(base, shared, **settings)
-    listed = [one for one in best_first(base, shared, **settings) if one.memory_gb <= limit]
+    found = listed(base, shared, with_sharded=False, **settings).best
+    fitting = [one for one in best_first(base, shared, **settings) if one.memory_gb <= limit]
     for number, kind in enumerate(KINDS[:2]):
-        best = found[kind]
-        assert best.layout == next(one for one in listed if one.delay == number)
-    slower = max(best.layout.step.seconds for kind, best in found.items() if best and kind != KINDS[2])
-    more = found[KINDS[2]]
-    assert more is None or more.layout.step.seconds < slower
+        assert found[kind] == next(one for one in fitting if one.delay == number)
+    slower = max(best.step.seconds for kind, best in found.items() if kind != KINDS[2])
+    more = found.get(KINDS[2])
+    assert more is None or more.step.seconds < slower
 
 
 @pytest.mark.slow
@@ -56,11 +56,10 @@ def test_the_readme_says_what_is_planned() -> None:
     slow = replace(COSTS.device, network_gbs=int(slow_gbit) / 8)
     for costs, expected in ((COSTS, share), (Roofline(slow), slow_share)):
         settings = {"gpus": int(gpus), "tokens_per_step": int(tokens.replace(",", "")), "limit_gb": limit}
-        best = best_layouts(base, Shared(costs), **settings, names=CONSIDERED)
-        sharded = sharded_best(base, costs=costs, **settings)
-        synchronous = faster(best["synchronous"], sharded)
-        assert synchronous is not None
-        assert round(100 * (synchronous.seconds / best["delay 1"].seconds - 1)) == int(expected)
+        found = listed(base, Shared(costs), **settings, names=CONSIDERED, with_sharded=True)
+        assert found.synchronous is not None
+        saved = found.synchronous.step.seconds / found.best["delay 1"].step.seconds - 1
+        assert round(100 * saved) == int(expected)
 
 
 @pytest.mark.slow

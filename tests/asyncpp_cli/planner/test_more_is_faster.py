@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.devices import DEVICES
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.cuts import WORTH_A_CUT
-from asyncpp_cli.planner.decision import best_layouts, sharded_best
+from asyncpp_cli.planner.listing import listed
 from asyncpp_cli.planner.shared import Shared
 
 NAMES = ("1f1b", "zero-bubble", "2bw")
@@ -23,9 +24,8 @@ def fastest(model: str, device: Any, *, gpus: int, tokens: int, limit_gb: float)
     """Seconds of the best step of FSDP, HSDP and pipelines."""
     base, costs = base_of(model, ["data.context=1024"]).config, Roofline(device)
     asked = {"gpus": gpus, "tokens_per_step": tokens, "limit_gb": limit_gb}
-    found = [*best_layouts(base, Shared(costs), names=NAMES, **asked).values()]
-    found.append(sharded_best(base, costs=costs, **asked))
-    return min((best.seconds for best in found if best is not None), default=float("inf"))
+    found = listed(base, Shared(costs), names=NAMES, with_sharded=True, **asked)
+    return min((each.step.seconds for each in (*found.best.values(), *found.sharded)), default=inf)
 
 
 @pytest.mark.slow

@@ -29,7 +29,6 @@ from asyncpp_cli.planner.estimate import (
     best_of,
     estimate,
     least_with,
-    losses,
     own_estimate,
 )
 from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layouts
@@ -394,7 +393,7 @@ def test_what_a_step_loses_to_the_network_is_what_it_takes_longer_than_without()
     planned_for, free = (estimate(config, costs, limit_gb=None) for costs in (slow, fast))
     expected = 1 - free.step.seconds / planned_for.step.seconds
     assert expected > 0.5
-    assert losses(planned_for)["network"] == pytest.approx(expected, rel=1e-6)
+    assert planned_for.losses["network"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_over_a_slow_link_a_delayed_all_reduce_hides_behind_the_next_step() -> None:

@@ -29,8 +29,8 @@ from support.report_experiment import (
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
-from asyncpp_cli.planner.decision import best_layouts
 from asyncpp_cli.planner.layouts import CONSIDERED
+from asyncpp_cli.planner.listing import listed as listing
 from asyncpp_cli.planner.shared import Shared
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.analysis.cells import CellResult
@@ -416,24 +416,25 @@ def test_steps_are_carried_over_to_a_planned_run() -> None:
     found = verdicts(cells(ratio=1.1, speed=1.3))
     target = Target(model="135m", gpus=4, tokens_per_step=2**14, device="h100")
     [carried] = transfers(found, target)
-    planned = best_layouts(
+    planned = listing(
         base_of("135m", ["optimizer=muon"]).config,
         Shared(Roofline(find_device("h100", key=""))),
         gpus=4,
         tokens_per_step=2**14,
         names=[name for name in CONSIDERED if is_synchronous(name) or name.startswith("2bw")],
         limit_gb=75.0,
-    )
+        with_sharded=False,
+    ).best
     synchronous, delayed = planned["synchronous"], planned["delay 1"]
     size = ("--gpus", "4", "--tokens-per-step", str(2**14))
     listed = json.loads(succeeded("plan", "135m", "optimizer=muon", *size, "--json").output)
     first = next(row for row in listed if row["delay"] == 0)
     # A pipeline, or FSDP where that needs less.
-    assert first["step_time"] <= synchronous.seconds
-    speed = first["step_time"] / delayed.seconds
+    assert first["step_time"] <= synchronous.step.seconds
+    speed = first["step_time"] / delayed.step.seconds
     assert carried.speed == pytest.approx(speed)
-    assert carried.synchronous.seconds == first["step_time"]
-    assert list(carried.synchronous.layout.memory) == first["memory"]
+    assert carried.synchronous.step.seconds == first["step_time"]
+    assert list(carried.synchronous.memory) == first["memory"]
     assert carried.times[0] == pytest.approx(found[0].steps.ratio / speed)
     assert "measured at another size, nano" in carried.sentence
     same = replace(carried, target=replace(target, model="nano"))
