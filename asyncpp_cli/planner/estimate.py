@@ -177,13 +177,15 @@ def least_with(config: RunConfig, shared: Shared, times: StageTimes) -> float:
         reducing[rank] = min(reducing[rank], times.reduction[stage])
     if not facts.synchronous:
         return max(a + b for a, b in zip(works, updating, strict=True))
-    most, waiting = 0.0, 0.0
+    most, forwards, backwards = 0.0, 0.0, 0.0
     whole = not (len(works) > 1 and shared.nature(config).splits)
     for rank, work in enumerate(works):
-        # A rank waits for the first forwards of the stages before it, and all wait for all gradients.
-        most = max(most, waiting + work + reducing[rank] + updating[rank])
-        waiting += times.forward[rank] + times.message[rank]
-        waiting += (times.backward[rank] + times.message[rank]) * whole
+        # A rank waits for the first forwards of the stages before it, and the first stage's update for its
+        # gradient, and for that of the first stage, which the backwards of the stages between precede.
+        ended = max(reducing[rank], (backwards + reducing[0]) * whole)
+        most = max(most, forwards + work + ended + updating[0], work + reducing[rank] + updating[rank])
+        forwards += times.forward[rank] + times.message[rank]
+        backwards += times.backward[rank] + times.message[rank]
     return most
 
 

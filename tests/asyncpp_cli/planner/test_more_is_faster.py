@@ -37,17 +37,19 @@ def fastest(model: str, device: Any, *, gpus: int, tokens: int, limit_gb: float)
     sequences=st.sampled_from([1, 4]),
     limit_gb=st.floats(6.0, 20.0),
     network_gbs=st.floats(2.0, 50.0),
+    node_gpus=st.sampled_from([1, 4]),
 )
 def test_more_is_not_slower(
-    model: str, device: str, gpus: int, sequences: int, limit_gb: float, network_gbs: float
+    model: str, device: str, gpus: int, sequences: int, limit_gb: float, network_gbs: float, node_gpus: int
 ) -> None:
-    gpu = replace(DEVICES[device], network_gbs=network_gbs, node_gpus=4)
+    gpu = replace(DEVICES[device], network_gbs=network_gbs, node_gpus=node_gpus)
     asked = {"gpus": gpus, "tokens": 2 * gpus * sequences * 1024, "limit_gb": limit_gb}
     seconds = fastest(model, gpu, **asked)
     # A cut is taken for the sake of memory, and left if another is no faster than this.
     most = seconds / (1 - WORTH_A_CUT)
     assert fastest(model, gpu, **asked | {"limit_gb": 1.5 * limit_gb}) <= most
     assert fastest(model, replace(gpu, link_gbs=2 * gpu.link_gbs), **asked) <= most
+    assert fastest(model, replace(gpu, network_gbs=2 * network_gbs), **asked) <= most
     assert fastest(model, gpu, **asked | {"gpus": 2 * gpus}) <= most
 
 
