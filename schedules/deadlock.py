@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from schedules.actions import Action, Op, Program
 from schedules.dependencies import steps_to_agree, version_awaited
-from schedules.messages import Channel, channel_ends, is_local
+from schedules.messages import Channel, channel_ends
 
 UNACKNOWLEDGED = 8
 """Most sends in flight between two ranks, of a kind, that no message from the receiver acknowledges, as in a
@@ -52,22 +52,21 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
         channel_capacity: Messages of a kind between two ranks before their sender must wait; None: any
             number.
     """
-    rank_of_stage, ends = program.rank_of_stage, channel_ends(program)
+    rank_of_stage, (channels, ends) = program.rank_of_stage, _by_number(program)
     position = [0] * program.num_ranks
     # Messages of a channel come in one order at both ends, so counting the unread ones says which are there.
-    unread = {channel: 0 for receives, _ in ends.values() for channel in receives}
-    links = {
-        channel: (rank_of_stage[channel.source], rank_of_stage[channel.destination], channel.kind)
-        for channel in unread
-    }
-    in_flight = dict.fromkeys(links.values(), 0)
-    unsent: list[list[Channel]] = [[] for _ in range(program.num_ranks)]
+    sources = [rank_of_stage[channel.source] for channel in channels]
+    destinations = [rank_of_stage[channel.destination] for channel in channels]
+    links = [*zip(sources, destinations, (channel.kind for channel in channels), strict=True)]
+    unread, in_flight = [0] * len(channels), dict.fromkeys(links, 0)
+    unsent: list[list[int]] = [[] for _ in range(program.num_ranks)]
     runnable = deque(range(program.num_ranks))
     queued = [True] * program.num_ranks
     written = [program.initial_versions[-1]] * program.num_stages
     complete = written[0]  # the newest version that all stages have the gradient of
     awaiting_update: set[int] = set()
     lag = steps_to_agree(program)
+    update, common_step = Op.UPDATE, program.updates_together
 
     def wake(rank: int) -> None:
         if not queued[rank]:
@@ -83,45 +82,55 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
             waiting = unsent[rank]
             while waiting:
                 channel = waiting[0]
-                link = links[channel]
-                full = channel_capacity is not None and in_flight[link] >= channel_capacity
-                if full and not is_local(channel, program):
+                link, receiver = links[channel], destinations[channel]
+                if channel_capacity is not None and receiver != rank and in_flight[link] >= channel_capacity:
                     break
                 unread[channel] += 1
                 in_flight[link] += 1
-                waiting.pop(0)
-                wake(rank_of_stage[channel.destination])
-            if waiting:
-                break
-            if place == len(actions):
+                del waiting[0]
+                wake(receiver)
+            if waiting or place == len(actions):
                 break
             action = actions[place]
-            if version_awaited(action, program, common_step=program.updates_together, lag=lag) > complete:
+            stage, op, _, version = action
+            if version_awaited(action, program, common_step=common_step, lag=lag) > complete:
                 awaiting_update.add(rank)
                 break
-            receives, sends = ends[action.stage, action.op]
+            receives, sends = ends[stage, op]
             if not all(map(unread.__getitem__, receives)):
                 break
             for channel in receives:
                 unread[channel] -= 1
                 in_flight[links[channel]] -= 1
                 if channel_capacity is not None:
-                    wake(rank_of_stage[channel.source])
-            if action.op is Op.UPDATE:
-                written[action.stage] = action.version
+                    wake(sources[channel])
+            if op is update:
+                written[stage] = version
                 if min(written) > complete:
                     complete = min(written)
                     for blocked in awaiting_update:
                         wake(blocked)
                     awaiting_update.clear()
             place += 1
-            unsent[rank] = list(sends)
+            unsent[rank] = sends.copy()
         position[rank] = place
 
     stuck = [
         rank for rank, actions in enumerate(program.actions) if position[rank] < len(actions) or unsent[rank]
     ]
-    return _explain(program, position, unsent, unread, written, stuck[0]) if stuck else None
+    if not stuck:
+        return None
+    not_sent = [[channels[channel] for channel in waiting] for waiting in unsent]
+    not_read = dict(zip(channels, unread, strict=True))
+    return _explain(program, position, not_sent, not_read, written, stuck[0])
+
+
+def _by_number(program: Program) -> tuple[list[Channel], dict[tuple[int, Op], list[list[int]]]]:
+    """The channels, and by their numbers those that every op of a stage receives from and sends to."""
+    ends = channel_ends(program)
+    channels = list(dict.fromkeys(channel for receives, _ in ends.values() for channel in receives))
+    number_of = {channel: number for number, channel in enumerate(channels)}
+    return channels, {key: [[number_of[each] for each in of] for of in both] for key, both in ends.items()}
 
 
 def _explain(

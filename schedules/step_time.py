@@ -191,7 +191,7 @@ def step_graph(program: Program, *, reduced: Sequence[bool] | bool = False, norm
     each = (reduced,) * program.num_stages if isinstance(reduced, bool) else reduced
     waits = tuple(norm or of_stage for of_stage in each)
     for steps in range(1, MOST_STEPS_REPEATED + 1):
-        middle = program.steps // steps // 2
+        middle = (program.steps // steps + 1) // 2
         periods = _Periods(program, waits, norm=norm, steps=steps, taken=(middle - 1, middle))
         if (edges := periods.repeated()) is not None:
             return StepGraph(
@@ -309,6 +309,8 @@ class _Periods:
                     self.issued[version, stage] = latest
             else:
                 follow(stage, update, version - first_version, self.versions)
+        while pending:
+            perform(min(pending))
 
     def repeated(self) -> tuple[tuple[Edge, ...], ...] | None:
         """For each node, what it waits for; None where the two periods differ."""

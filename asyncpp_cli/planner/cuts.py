@@ -22,20 +22,26 @@ def cuts_to_try(config: RunConfig, shared: Shared, *, limit_gb: float | None) ->
     Args:
         config: of the run.
         shared: with its costs.
-        limit_gb: memory of a device, 10^9 bytes; None: its own cut alone.
+        limit_gb: memory of a device, 10^9 bytes; infinite: all fit; None: its own cut alone.
     """
     own = own_cut_of(config)
     if limit_gb is None:
         return [own]
-    memory = RankMemory(config, shared)
-    cuts = [own] if memory.fits(own, limit_gb=limit_gb) else []
-    if config.parallel.cut is not None or (not cuts and not memory.may_fit(limit_gb=limit_gb)):
+    memory = None if limit_gb == inf else RankMemory(config, shared)
+
+    def fits(cut: Sequence[float]) -> bool:
+        return memory is None or memory.fits(cut, limit_gb=limit_gb)
+
+    cuts = [own] if fits(own) else []
+    if config.parallel.cut is not None:
         return cuts
+    if memory is not None and not cuts and not memory.may_fit(limit_gb=limit_gb):
+        return []
     if config.parallel.shard_head:
         others = _within_shards(config)
     else:
         others = _Search(config, shared, memory, limit_gb=limit_gb).cuts()
-    return cuts + [cut for cut in others if cut != own and memory.fits(cut, limit_gb=limit_gb)]
+    return cuts + [cut for cut in others if cut != own and fits(cut)]
 
 
 def rank_work(config: RunConfig, shared: Shared, *, may_be_empty: bool = False) -> RankWork:
@@ -67,16 +73,6 @@ def rank_work(config: RunConfig, shared: Shared, *, may_be_empty: bool = False) 
 
     key = ("work", train.microbatch_size, train.recompute, rank_of_stage, may_be_empty)
     return shared.once(key, found)
-
-
-def cuts_if_all_fits(config: RunConfig, shared: Shared) -> list[list[float]]:
-    """The cuts among which `estimate` chooses where memory does not matter."""
-    own = own_cut_of(config)
-    if config.parallel.cut is not None:
-        return [own]
-    if config.parallel.shard_head:
-        return [own, *_within_shards(config)]
-    return [own, *_Search(config, shared, None, limit_gb=inf).cuts()]
 
 
 def _within_shards(config: RunConfig) -> list[list[float]]:

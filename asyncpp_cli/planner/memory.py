@@ -21,6 +21,7 @@ from stages.memory.estimate import (
     message_bytes,
     microbatch_activations,
     planned_on_gpu,
+    recomputed_bytes,
     reduction_bytes,
 )
 from stages.shape.partition import StageCut, owned_members, stage_parameters
@@ -176,15 +177,20 @@ class RankMemory:
     def _of_one(self, cut: StageCut, versions: int, mismatch: int, buffers: int) -> dict[str, int]:
         config, mismatched = self.config, mismatch > 0
         whole, half = microbatch_activations(config, cut)
-        # An update asks neither for the size of a micro-batch nor for recomputation.
-        key = ("update", kind_of(config, cut), mismatched, *settings_of(config)[2:])
-        return lasting_bytes(config, cut, versions, mismatch, buffers) | {
+        # What lasts, and updates, ask neither for the size of a micro-batch nor for recomputation.
+        key = ("lasting", kind_of(config, cut), versions, mismatch, buffers, *settings_of(config)[2:])
+
+        def lasting() -> dict[str, int]:
+            update = _of_update(config, cut, mismatched=mismatched)
+            return lasting_bytes(config, cut, versions, mismatch, buffers) | {"update": update}
+
+        return self._found.once(key, lasting) | {
+            "recomputed": recomputed_bytes(config, cut),
             "whole": whole,
             "half": half,
             "forward": forward_bytes(config, cut),
             "backward": backward_bytes(config, cut, mismatched=mismatched),
             "slot": slot_bytes(config, cut),
-            "update": self._found.once(key, lambda: _of_update(config, cut, mismatched=mismatched)),
         }
 
 

@@ -4,7 +4,7 @@ long a step takes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import lcm
 from typing import Any, NamedTuple
@@ -32,6 +32,8 @@ _ROUNDED = 1 - 1e-9
 BUSY_LINK = 0.5
 """Share of its time from which a link's messages are taken to wait for one another. A rank with several
 stages sends as many messages for each micro-batch as all of them; below this share they hardly meet."""
+
+_OF_BLOCKS = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,12 +162,12 @@ class LayoutProgram:
         self._policies: dict[bool, tuple[int, ...]] = {}
         self._messages: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._buffers: dict[tuple[bool, bool], Sequence[int]] = {}
-        # As many steps as have a middle that repeats: behind those in which the pipeline fills and updates
-        # are still to come, and before those in which it drains.
+        # Two steps that are alike: behind one where the pipeline is flushed; else behind those in which it
+        # fills and updates are still to come, and before those in which it drains.
         options = dict(shape.options)
         lead = options.get("ahead", 1) * shape.stages + shape.shard_head
         first = max(-(-lead // shape.microbatches), options.get("delay", 1) + 1)
-        self.program = shape.build(4 if geometry.is_flushed else 2 * first + 2)
+        self.program = shape.build(3 if geometry.is_flushed else 2 * first + 2)
 
     @property
     def rank_of_stage(self) -> tuple[int, ...]:
@@ -346,17 +348,64 @@ class LayoutProgram:
         mean = sum(times.split_microbatch) / len(times.forward)
         busy = 2 * message >= BUSY_LINK * mean
         shared = busy and blocks > self.program.num_ranks and not times.head
-        latency = 0.0 if shared else message
-        own = {field.name: getattr(times, field.name) for field in fields(times) if field.name != "message"}
-        own["reduction"] = tuple(max(0.0, seconds - hidden) for seconds in times.reduction)
-        return Costs(
-            **own,
-            norm=0.0,
-            latency=latency,
-            hidden_latency=latency,
-            part_latency=latency,
-            next_latency=() if shared else times.message,
-            transfer=message if shared else 0.0,
-            jitter=0.0,
-            seed=0,
-        )
+        reduction = tuple(max(0.0, seconds - hidden) for seconds in times.reduction)
+        return _costs_of(replace(times, reduction=reduction), shared=shared)
+
+
+def _costs_of(times: StageTimes, *, shared: bool = False) -> Costs:
+    """The costs of a program whose stages take so long; `shared`: whether messages wait for others on their
+    links."""
+    message = max(times.message, default=0.0)
+    latency = 0.0 if shared else message
+    own = {field.name: getattr(times, field.name) for field in fields(times) if field.name != "message"}
+    return Costs(
+        **own,
+        norm=0.0,
+        latency=latency,
+        hidden_latency=latency,
+        part_latency=latency,
+        next_latency=() if shared else times.message,
+        transfer=message if shared else 0.0,
+        jitter=0.0,
+        seed=0,
+    )
+
+
+class Pace:
+    """How fast micro-batches follow each other in a pipeline that is never flushed, however many a step has:
+    its ranks perform the same forwards and backwards for one after another, whatever lies between."""
+
+    def __init__(self, shape: Shape) -> None:
+        options = {name: value for name, value in shape.options if name not in ("delay", "update_interval")}
+        lead = options.get("ahead", 1) * shape.stages + shape.shard_head
+
+        def without_updates(microbatches: int) -> schedules.Program:
+            """As many steps of a micro-batch, without shards of the head."""
+            program = shape._replace(microbatches=microbatches, options=tuple(options.items())).build(1)
+            return replace(
+                program,
+                microbatches=1,
+                update_interval=1,
+                updates_together=False,
+                steps=microbatches,
+                rank_of_stage=program.rank_of_stage[: program.loss_stage + 1],
+                head_shards=0,
+                tied_shards=False,
+                actions=tuple(
+                    tuple(action for action in actions if action.op in _OF_BLOCKS)
+                    for actions in program.actions
+                ),
+            )
+
+        self._graph, program = step_graph_of(without_updates, steps=2 * lead + 4)
+        self._stages = program.num_stages
+        self._policy: Sequence[int] | None = None
+
+    def seconds(self, times: StageTimes) -> float:
+        """Seconds of a micro-batch, at least."""
+        of_blocks = {field.name: getattr(times, field.name)[: self._stages] for field in fields(times)}
+        of_shards: dict[str, Any] = dict.fromkeys(("head", "head_weight", "embed", "embed_weight"), ())
+        alone = StageTimes(**of_blocks | of_shards | {"reduction": (0.0,) * self._stages})
+        found = self._graph.step_time(_costs_of(alone), policy=self._policy)
+        self._policy = found.policy
+        return found.seconds

@@ -6,13 +6,15 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator
 from itertools import accumulate, islice
+from math import inf
 
 import schedules
 from asyncpp_cli.planner.costs.roofline import PartTimes
-from asyncpp_cli.planner.cuts import WORTH_A_CUT, cuts_if_all_fits, cuts_to_try
+from asyncpp_cli.planner.cuts import WORTH_A_CUT, cuts_to_try
 from asyncpp_cli.planner.estimate import Estimate, best_of, least_with, own_estimate
 from asyncpp_cli.planner.layouts import layouts
 from asyncpp_cli.planner.memory import GB, RankMemory
+from asyncpp_cli.planner.programs import StageTimes
 from asyncpp_cli.planner.shared import Shared, recomputing, settings_of
 from stages.config.run_config import RunConfig
 from stages.config.segments import has_tied_shards, schedule_facts, schedule_options, update_interval
@@ -82,11 +84,12 @@ def _places(
     than the one before, and taking longer to compute; then its estimate. Nothing if it is not possible."""
     least = _ROUNDED * least_seconds(config, shared)
     yield False, least, None
-    times = [shared.times(config, cut) for cut in cuts_if_all_fits(config, shared)]
     # A cut that memory asks for may be faster than these by as much as a cut has to save to be taken.
     loose = _ROUNDED * (1 - WORTH_A_CUT)
-    least = max(least, loose * min(least_with(config, shared, each) for each in times))
-    yield False, least, None
+    times = [shared.times(config, cut) for cut in cuts_to_try(config, shared, limit_gb=inf)]
+    for bound in (least_with, least_in_pace):
+        least = max(least, loose * min(bound(config, shared, each) for each in times))
+        yield False, least, None
     try:
         if exceeds := _least_gb(config, shared) > limit_gb:
             yield True, least, None
@@ -95,8 +98,10 @@ def _places(
             return
         cuts = [] if exceeds else cuts_to_try(config, shared, limit_gb=limit_gb)
         if cuts:
-            bounds = [memory.program.least_seconds(shared.times(config, cut)) for cut in cuts]
-            yield False, max(least, _ROUNDED * min(bounds)), None
+            times = [shared.times(config, cut) for cut in cuts]
+            for bound in (least_with, least_in_pace, _least_in_program):
+                least = max(least, _ROUNDED * min(bound(config, shared, each) for each in times))
+                yield False, least, None
             found = best_of(cuts, config, shared)
             yield False, found.step.seconds, found
             return
@@ -106,6 +111,18 @@ def _places(
         yield True, found.step.seconds, found
     except schedules.ScheduleError:
         return
+
+
+def least_in_pace(config: RunConfig, shared: Shared, times: StageTimes) -> float:
+    """A lower bound of the seconds of a step that is never flushed, whose stages take so long."""
+    if schedule_facts(config).synchronous:
+        return 0.0
+    return config.schedule.microbatches * shared.pace(config).seconds(times)
+
+
+def _least_in_program(config: RunConfig, shared: Shared, times: StageTimes) -> float:
+    """A lower bound from the cycle that was longest where stages took other times."""
+    return shared.program(config).least_seconds(times)
 
 
 class _Memory:

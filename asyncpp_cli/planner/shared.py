@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import schedules
 from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes
-from asyncpp_cli.planner.programs import Geometry, LayoutProgram, StageTimes
+from asyncpp_cli.planner.programs import Geometry, LayoutProgram, Pace, StageTimes
 from schedules import ScheduleError, is_custom
 from stages.config.run_config import RunConfig, changed
 from stages.config.segments import has_tied_shards, schedule_facts
@@ -121,6 +121,11 @@ class Found:
         if isinstance(found, ScheduleError):
             raise found
         return found
+
+    def pace(self, config: RunConfig) -> Pace:
+        """The pace of a layout that is never flushed."""
+        shape = Geometry.of(config).shape
+        return self.once(("pace", shape._replace(microbatches=0)), lambda: Pace(shape))
 
     def placement(self, config: RunConfig) -> tuple[int, ...]:
         """The rank of each stage of a layout, shards of the head among them."""

@@ -30,7 +30,7 @@ def in_flight(program: Program) -> tuple[list[set[tuple[int, int]]], list[frozen
     A backward holds its micro-batch until it ends. An update without a gradient buffer of its own ends before
     the rank's next backward; forwards may come between.
     """
-    forward, update = Op.FORWARD, Op.UPDATE
+    forward, backward, update = Op.FORWARD, Op.BACKWARD, Op.UPDATE
     by_stage: list[set[tuple[int, int]]] = [set() for _ in program.rank_of_stage]
     moments = []
     for rank, actions in enumerate(program.actions):
@@ -44,7 +44,9 @@ def in_flight(program: Program) -> tuple[list[set[tuple[int, int]]], list[frozen
                 seen.add((update, stage, before))
                 by_stage[stage].add(now[stage])
                 continue
-            now[stage] = after(op, *now[stage])
+            wholes, halves = now[stage]
+            more, more_halves = _CHANGES.get(op, (0, 0))
+            now[stage] = wholes + more, halves + more_halves
             by_stage[stage].add(now[stage])
             counts = tuple(now.values())
             if op in ADDING_NOTHING:
@@ -53,7 +55,7 @@ def in_flight(program: Program) -> tuple[list[set[tuple[int, int]]], list[frozen
                     seen.add((update, updated, counts))
             else:
                 updating.clear()
-                seen.add((Op.BACKWARD, stage, before))
+                seen.add((backward, stage, before))
             before = counts
         moments.append(frozenset(_largest(Moment(*moment) for moment in seen)))
     return by_stage, moments
@@ -76,17 +78,19 @@ def _largest(moments: Iterable[Moment]) -> Iterator[Moment]:
 
 def after(op: Op, wholes: int, halves: int) -> tuple[int, int]:
     """The numbers in flight after an action."""
-    if op is Op.FORWARD:
-        return wholes + 1, halves
-    if op is Op.BACKWARD:
-        return wholes - 1, halves
-    if op is Op.BACKWARD_INPUT:
-        return wholes - 1, halves + 1
-    if op is Op.HEAD:
-        return wholes, halves + 1
-    if op is Op.BACKWARD_WEIGHT or op is Op.HEAD_WEIGHT:
-        return wholes, halves - 1
-    return wholes, halves
+    more, more_halves = _CHANGES.get(op, (0, 0))
+    return wholes + more, halves + more_halves
+
+
+_CHANGES = {
+    Op.FORWARD: (1, 0),
+    Op.BACKWARD: (-1, 0),
+    Op.BACKWARD_INPUT: (-1, 1),
+    Op.BACKWARD_WEIGHT: (0, -1),
+    Op.HEAD: (0, 1),
+    Op.HEAD_WEIGHT: (0, -1),
+}
+"""What an action adds to the micro-batches in flight: whole ones, halves."""
 
 
 def most_held(counts: Iterable[tuple[tuple[int, int], ...]], sizes: Sequence[tuple[int, int]]) -> int:

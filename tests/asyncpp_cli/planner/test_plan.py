@@ -33,7 +33,7 @@ from asyncpp_cli.planner.estimate import (
 )
 from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layouts
 from asyncpp_cli.planner.memory import OF_THE_DEVICE, RankMemory
-from asyncpp_cli.planner.rank import best_first, delay_of, least_seconds
+from asyncpp_cli.planner.rank import best_first, delay_of, least_in_pace, least_seconds
 from asyncpp_cli.planner.shared import Found, Shared
 from asyncpp_cli.runs.settings import with_settings
 from schedules import ScheduleError, find, is_synchronous
@@ -117,7 +117,8 @@ def test_the_first_layouts_are_those_of_all_sorted(
                 assert delay_of(config) in (None, found.delay)
                 assert (1 - 1e-9) * least_seconds(config, shared) <= found.step.seconds
                 times = shared.times(config, found.cut)
-                assert (1 - 1e-9) * least_with(config, shared, times) <= found.step.seconds
+                for bound in (least_with, least_in_pace):
+                    assert (1 - 1e-9) * bound(config, shared, times) <= found.step.seconds
                 assert (1 - 1e-9) * memory.program.least_seconds(times) <= found.step.seconds
     every.sort(key=lambda one: (one.memory_gb > limit, one.step.seconds, one.delay, one.memory_gb))
     estimated = 0
@@ -444,6 +445,19 @@ def test_a_limit_between_the_memory_without_and_with_messages_counts_them() -> N
     assert fullest["messages"]
     assert not planned_for.exceeds(planned_for.memory_gb)
     assert planned_for.exceeds(planned_for.memory_gb - 0.5 * fullest["messages"] / 1e9)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zero-bubble"])
+@pytest.mark.parametrize("cut", [(2, 28), (28, 2)])
+def test_no_step_is_shorter_than_its_bound_where_reductions_take_longest(
+    name: str, cut: tuple[int, int]
+) -> None:
+    """The last stage's reduction, if it is the longest, overlaps with the backward of the first."""
+    config = changed(layout_of("135m", name, stages=2, data=2, microbatches=1), {"parallel.cut": cut})
+    shared = Shared(COSTS.over(node_gpus=1, network_gbs=2.0))
+    times, seconds = shared.times(config, cut), own_estimate(config, shared).step.seconds
+    assert max(times.reduction) > 0.5 * seconds
+    assert 0.8 * seconds < least_with(config, shared, times) <= (1 + 1e-9) * seconds
 
 
 def test_a_bound_knows_the_halves_of_blocks() -> None:

@@ -11,7 +11,7 @@ from support.planned import COSTS, layout_of
 
 import schedules
 from asyncpp_cli.planner.estimate import own_estimate
-from asyncpp_cli.planner.programs import BUSY_LINK, Geometry, LayoutProgram, StageTimes
+from asyncpp_cli.planner.programs import BUSY_LINK, Geometry, LayoutProgram, Pace, StageTimes
 from asyncpp_cli.planner.shared import Shared, own_cut_of
 from schedules import FAMILY
 from schedules.costs import uniform_costs
@@ -85,6 +85,9 @@ def test_a_step_of_many_microbatches_takes_as_long_as_its_whole_program(
         found, exact = short.step(times), full.step(times)
         assert found.seconds == pytest.approx(exact.seconds, rel=NEAR), (config.schedule, times)
         assert found.bubble == pytest.approx(exact.bubble, abs=NEAR)
+        if not member.synchronous:
+            pace = microbatches * Pace(geometry.shape).seconds(times)
+            assert microbatches * max(times.forward) < pace <= exact.seconds * (1 + 1e-9)
         assert LayoutProgram(geometry).least_seconds(times) == 0
         for before in (times, drawn(generator, stages=ranks * chunks, ranks=ranks * shard_head)):
             known = LayoutProgram(geometry)
