@@ -34,7 +34,7 @@ class Point:
     gpus: int
     tokens_per_step: int
     found: Listing
-    """Of this point, without further rows."""
+    """The listing of this point, without further rows."""
     larger_batch: Layout | None
     """The best synchronous layout at `LARGER_BATCH` times the tokens per step, FSDP among them."""
 

@@ -117,7 +117,7 @@ class Sharded:
 
     @property
     def losses(self) -> dict[str, float]:
-        """As of a pipeline."""
+        """Shares of the step that it loses, as a pipeline's has them."""
         return {"network": self.lost}
 
 

@@ -32,7 +32,7 @@ class Listing:
     alike: int = 0
     """How many others take as long as one of them, and differ from it in micro-batches and size alone."""
     best: Mapping[str, Estimate] = field(default_factory=dict)
-    """Of all layouts that fit, the best pipelines by `KINDS`; of more delay only one that is faster than the
+    """The best pipelines of all layouts that fit, by `KINDS`; of more delay only one that is faster than the
     others."""
     sharded: Sequence[Sharded] = ()
     """The best of FSDP and of HSDP that fit, the faster one first."""

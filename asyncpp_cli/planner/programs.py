@@ -380,7 +380,7 @@ class Pace:
         lead = options.get("ahead", 1) * shape.stages + shape.shard_head
 
         def without_updates(microbatches: int) -> schedules.Program:
-            """As many steps of a micro-batch, without shards of the head."""
+            """A program of as many steps of one micro-batch each, without shards of the head."""
             program = shape._replace(microbatches=microbatches, options=tuple(options.items())).build(1)
             return replace(
                 program,
