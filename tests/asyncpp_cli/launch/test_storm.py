@@ -73,8 +73,8 @@ def check_checkpoints(run: Run) -> None:
     whole_lines = [line for line in run.metrics_file.read_text().splitlines() if line.endswith("}")]
     for row in map(json.loads, whole_lines):
         if row["kind"] == "start":
-            # The one that it was killed in while it saved, and the interval after it: the row of the last step
-            # is written before the drain waits for what is being saved.
+            # The one that it was killed in while it saved, and the interval after it: the row of the last
+            # step is written before the drain waits for what is being saved.
             assert step - 2 * INTERVAL <= row["step"] <= step, run.id
             assert row["step"] % INTERVAL == 0
         step = row.get("step", step)
