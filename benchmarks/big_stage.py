@@ -48,13 +48,14 @@ from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
 from stages.memory.measure import MemoryMeter
 from stages.model.compiler import compiles_here
-from stages.pipeline.build import Rank, build_ranks, dtypes
+from stages.pipeline.build import Rank, build_ranks
 from stages.pipeline.executor import drive
 from stages.resolve.checks import ConfigError, check
 from stages.resolve.facts import facts
 from stages.shape.families import describe
 from stages.shape.partition import cut_of
 from stages.update.rank_stats import staleness_problem
+from stages.weights.number_formats import dtypes
 
 GB = 1e9
 COLUMNS = (

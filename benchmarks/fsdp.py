@@ -53,7 +53,7 @@ from schedules import Program, build, find
 from stages.comm.process import Process, connected
 from stages.comm.sharding import Sharding, connect_sharding
 from stages.comm.topology import connect
-from stages.config.run_config import ModelConfig, SiteConfig
+from stages.config.run_config import DataConfig, ModelConfig, RunConfig, SiteConfig, TrainConfig
 from stages.liveness.stop_signal import never
 from stages.pipeline.executor import RankExecutor
 from stages.shape.partition import cut_model
@@ -108,7 +108,11 @@ def by_schedule_fsdp(process: Process, options: argparse.Namespace, batch: int) 
     sleeping_model.VALUES = options.values
     sleeping_model.SECONDS = options.sequence_ms / 1e3 * batch / options.ranks
     shape: dict[str, Any] = {"layers": options.layers, "width": 4, "heads": 1, "kv_heads": 1, "vocab_size": 4}
-    model = ModelConfig(name="sleeping", factory="sleeping_model:parts", mlp_width=4, **shape)
+    config = RunConfig(
+        model=ModelConfig(name="sleeping", factory="sleeping_model:parts", mlp_width=4, **shape),
+        data=DataConfig(context=4),
+        train=TrainConfig(precision="float32"),
+    )
     step = 0
 
     def program() -> Program:
@@ -119,18 +123,12 @@ def by_schedule_fsdp(process: Process, options: argparse.Namespace, batch: int) 
         process, program(), shape=(2, 4, 4), dtype=torch.float32, common_step=True, shards=options.ranks
     )
     assert connection.sharding is not None
-    (cut,) = cut_model(model, stages=1, context=4)
+    (cut,) = cut_model(config.model, stages=1, context=4)
     weights = ShardedWeights(
-        model,
+        config,
         cut,
         in_place=lambda name, dimensions: True,
         sharding=connection.sharding,
-        keep_weights=False,
-        reduce_each=False,
-        context=4,
-        seed=0,
-        master_dtype=torch.float32,
-        replica_dtype=torch.float32,
         device=process.device,
     )
     context = UpdateContext(

@@ -20,9 +20,9 @@ from stages.model.compiler import compiles_here
 from stages.model.decoder import Stage
 from stages.model.gradients.split_backward import DeferredGradients, deferring
 from stages.model.runner import block_runner
-from stages.pipeline.build import dtypes
 from stages.shape.partition import StageCut
 from stages.update.optimizer_step import StageUpdate, squared_norm
+from stages.weights.number_formats import dtypes
 from stages.weights.tied_head import TiedHead
 from stages.weights.weight_versions import WeightVersions
 
@@ -69,14 +69,10 @@ def measure(
         dense_layers = BLOCKS if name == "dense_block" else 0
         own = replace(config, model=replace(config.model, layers=BLOCKS, dense_layers=dense_layers))
         weights = WeightVersions(
-            own.model,
+            own,
             cut,
-            context=config.data.context,
-            seed=0,
             replicas=1,
             gradient_buffers=1,
-            master_dtype=dtypes(config).master,
-            replica_dtype=dtypes(config).replica,
             device=device,
         )
         if config.model.tied and cut.has_embedding:

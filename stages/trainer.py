@@ -15,10 +15,10 @@ from stages.comm.topology import connect, connect_in_process
 from stages.config.run_config import RunConfig
 from stages.config.segments import is_sharded, shards_of
 from stages.liveness.watchdog import ActivityTracker, Waiting, watching
-from stages.pipeline.build import dtypes
 from stages.pipeline.torch_profile import memory_snapshot
 from stages.resolve.facts import facts
 from stages.training_loop import Kept, TrainingLoop, TrainingResult
+from stages.weights.number_formats import dtypes
 
 
 def train(
@@ -80,8 +80,8 @@ def train(
             device=process.device,
             process=process,
             doing=doing,
+            kept=kept,
             profile_file=profile_file,
-            **kept,
         )
         return loop.run()
 
@@ -105,7 +105,7 @@ def replay(
             device=choose_device(config.site),
             process=None,
             doing=doing,
-            **kept,
+            kept=kept,
         )
         return loop.run()
 

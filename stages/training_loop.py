@@ -21,7 +21,7 @@ from stages.comm.device_settings import check_precision
 from stages.comm.process import Process
 from stages.comm.rendezvous.authenticated import Json
 from stages.comm.topology import Connection
-from stages.config.run_config import ModelConfig
+from stages.config.run_config import ModelConfig, SiteConfig
 from stages.config.segments import places_of
 from stages.data.dataset import prepare
 from stages.data.shards import DataError, ShardWatch
@@ -30,7 +30,7 @@ from stages.liveness.watchdog import ActivityTracker
 from stages.memory.measure import MemoryMeter
 from stages.metrics import RankReport, Recorder, Rows, tensor_digest
 from stages.model.compiler import compiles_here
-from stages.pipeline.build import Rank, build_ranks, dtypes
+from stages.pipeline.build import Rank, build_ranks
 from stages.pipeline.evaluation import ValidationLoss, evaluate, weights_and_biases
 from stages.pipeline.executor import drive
 from stages.pipeline.timeline import Meeting
@@ -39,6 +39,7 @@ from stages.pipeline.warm_up import warm_up_ranks
 from stages.resolve.facts import Resolved
 from stages.shape.head import whole_name
 from stages.update.rank_stats import StepResult, staleness_problem
+from stages.weights.number_formats import dtypes
 
 
 class DrainMeetings:
@@ -122,10 +123,33 @@ class Kept(TypedDict, total=False):
     save."""
 
 
-class TrainingLoop:
-    """Trains the ranks of `connections` in one process: all ranks of the run if `process` is None.
+def _checkpoints(site: SiteConfig, process: Process | None, kept: Kept) -> Checkpoints | None:
+    """The checkpoints that a run starts from and saves; None: it starts anew and saves nothing."""
+    folder = kept.get("checkpoints")
+    if folder is None:
+        return None
+    return Checkpoints(
+        folder,
+        keep=site.keep_checkpoints,
+        process=process,
+        timeout=site.save_timeout,
+        oldest=kept.get("continues_from", 0),
+        owners=kept.get("owners", ()),
+        has_rows=kept["recorder"].has_rows,
+    )
 
-    The other arguments are those of `Kept` and of `stages.trainer.train`.
+
+class TrainingLoop:
+    """Trains ranks of a run in this process.
+
+    Args:
+        run: to train.
+        connections: of the ranks that this process performs: all of the run if `process` is None.
+        device: computes everything.
+        process: this one; None: there is no other.
+        doing: told what this process does, for those who watch it.
+        kept: what the run is given to keep its measurements and checkpoints, and to stop by.
+        profile_file: where `train.profile_steps` are profiled to; None: nowhere.
     """
 
     def __init__(
@@ -136,14 +160,8 @@ class TrainingLoop:
         device: torch.device,
         process: Process | None,
         doing: ActivityTracker,
+        kept: Kept,
         profile_file: Path | None = None,
-        recorder: Recorder,
-        checkpoints: Path | None = None,
-        continues_from: int = 0,
-        owners: Sequence[Owner] = (),
-        until: int | None = None,
-        text_folder: Path | None = None,
-        stop: Callable[[], bool] = never,
     ) -> None:
         config = run.config
         check_precision(device, config.train.precision)
@@ -153,11 +171,12 @@ class TrainingLoop:
         doing.begin("reading the data", kind="disk")
         self._run = run
         self._config = config
+        until = kept.get("until")
         self._end = config.train.steps if until is None else min(until, config.train.steps)
         self._device = device
         self._process = process
         self._any_program = program
-        self._corpus = prepare(config.data, spare=text_folder)
+        self._corpus = prepare(config.data, spare=kept.get("text_folder"))
         self._data: ShardWatch | None = None
         if process is None or process.local_rank == 0:  # each machine sees its own
             self._data = ShardWatch(self._corpus.shards())
@@ -174,24 +193,14 @@ class TrainingLoop:
         doing.acted_at = lambda: max(rank.executor.acted_at for rank in self._ranks)
         doing.waiting = lambda: next(filter(None, (rank.executor.waiting() for rank in self._ranks)), None)
         self._memory_meter = MemoryMeter(config, device=device)
-        self._stop = stop
-        self._checkpoints: Checkpoints | None = None
-        if checkpoints is not None:
-            self._checkpoints = Checkpoints(
-                checkpoints,
-                keep=config.site.keep_checkpoints,
-                process=process,
-                timeout=config.site.save_timeout,
-                oldest=continues_from,
-                owners=owners,
-                has_rows=recorder.has_rows,
-            )
+        self._stop = kept.get("stop", never)
+        self._checkpoints = _checkpoints(config.site, process, kept)
         writer = (program.rank_of_stage[program.loss_stage], 0)
         self._meetings = DrainMeetings(process, writing_process=places_of(config).process(*writer))
         writes = writer in {(rank.number, rank.connection.data.rank) for rank in self._ranks}
         self._rows = Rows(
             config,
-            recorder if writes else None,
+            kept["recorder"] if writes else None,
             update_interval=program.update_interval,
             writer=writer,
             replayed=process is None,

@@ -177,6 +177,38 @@ def test_docstrings_stand_alone() -> None:
     assert leaning == []
 
 
+LONGEST, MOST_PARAMETERS = 80, 10
+
+
+def command_functions(command: Any) -> Iterator[str]:
+    """Names of the functions behind a Click command and those below it."""
+    if hasattr(command, "commands"):
+        for each in command.commands.values():
+            yield from command_functions(each)
+    else:
+        yield command.callback.__name__
+
+
+def test_functions_are_short_and_take_few_parameters() -> None:
+    # Typer makes an option of each parameter of a command's function.
+    of_typer = set(command_functions(click_command()))
+    wrong = []
+    for file in (file for package in MAY_IMPORT for file in python_files(package)):
+        module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+            parameters = [each for each in given if each.arg not in ("self", "cls")]
+            lines = node.end_lineno - node.lineno + 1 if node.end_lineno is not None else 0
+            if lines > LONGEST:
+                wrong.append(f"{module}.{node.name} has {lines} lines")
+            is_command = module.startswith("asyncpp_cli.commands.") and node.name in of_typer
+            if len(parameters) > MOST_PARAMETERS and not is_command:
+                wrong.append(f"{module}.{node.name} has {len(parameters)} parameters")
+    assert wrong == []
+
+
 def links(document: Path) -> Iterator[str]:
     text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
     yield from re.findall(r"\]\(([^)\s]+)\)", text)

@@ -18,9 +18,9 @@ from stages.checkpoint.state import STATE_ERRORS, Saved, shown
 from stages.checkpoint.tensors import CheckpointReader, Form
 from stages.config.run_config import RunConfig, chosen_correction
 from stages.config.segments import segment_program
-from stages.pipeline.build import dtypes
 from stages.shape.families import describe
 from stages.shape.head import whole_name
+from stages.weights.number_formats import dtypes
 
 
 class SavedWeights:

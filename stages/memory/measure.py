@@ -21,10 +21,11 @@ from stages.model.gradients.selective import watched_by
 from stages.model.gradients.split_backward import DeferredGradients, deferring
 from stages.model.head_shard import HeadShard
 from stages.model.runner import block_runner
-from stages.pipeline.build import Rank, dtypes
+from stages.pipeline.build import Rank
 from stages.pipeline.stage_pass import InputGradient, graph_input
 from stages.pipeline.warm_up import leaving_no_trace
 from stages.update.optimizer_step import StageState
+from stages.weights.number_formats import dtypes
 from stages.weights.weight_versions import WeightVersions
 
 if TYPE_CHECKING:

@@ -145,7 +145,6 @@ class Experts(nn.Module):
                 self.up,
                 self.down,
                 deferred_now(),
-                is_added_in_backward(self.gate),
             ),
         )
         return out.view_as(x), groups.load
@@ -170,15 +169,14 @@ class _Mixed(torch.autograd.Function):
         up: Tensor,
         down: Tensor,
         deferred: DeferredGradients | None,
-        wide: bool,
     ) -> Tensor:
         rows = x[order // weights.shape[-1]]
         gated, upped = times_stack(rows, gate.mT, ends), times_stack(rows, up.mT, ends)
         hidden = F.silu(gated) * upped * _by_row(weights, order, x.dtype)
         ctx.save_for_backward(x, weights, order, places, ends, gated, upped, gate, up, down)
         ctx.deferred = deferred
-        ctx.wide = wide
-        if deferred is not None or wide:
+        ctx.wide = is_added_in_backward(gate)
+        if deferred is not None or ctx.wide:
             # Recomputation returns other tensors for saved ones; their grads would be lost.
             ctx.stacks = (gate, up, down)
         return _summed(times_stack(hidden, down.mT, ends), places, weights)
@@ -199,7 +197,7 @@ class _Mixed(torch.autograd.Function):
         of_rows = times_stack(of_gated, gate, ends) + times_stack(of_upped, up, ends)
         of_x = _summed(of_rows, places, weights)
         hidden = unweighted * by_row
-        nothing = (None,) * 8
+        nothing = (None,) * 7
         if ctx.deferred is not None:
             ctx.deferred.leave(ctx.stacks[:2], _add_input_stacks, of_gated, of_upped, x, tokens, ends)
             ctx.deferred.leave(ctx.stacks[2:], _add_output_stack, gradient, hidden, tokens, ends)
@@ -211,7 +209,7 @@ class _Mixed(torch.autograd.Function):
                 add_stack_gradient(stack.grad, given, of_stack, ends)
             return of_x, of_weights, *nothing
         of_stacks = [stack_gradient(given, of_stack, ends) for given, of_stack in factors]
-        return of_x, of_weights, None, None, None, *of_stacks, None, None
+        return of_x, of_weights, None, None, None, *of_stacks, None
 
 
 def _add_input_stacks(

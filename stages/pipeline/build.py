@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
 
 import torch
 
@@ -42,21 +41,6 @@ class Rank:
     def number(self) -> int:
         """Rank in its pipeline."""
         return self.connection.rank
-
-
-class Types(NamedTuple):
-    """Number formats of a run."""
-
-    master: torch.dtype
-    """Type of the master copy and the gradients."""
-    replica: torch.dtype
-    """Type of the working weights, and of messages between stages."""
-
-
-def dtypes(config: RunConfig) -> Types:
-    """The number formats of `train.precision`."""
-    replica = getattr(torch, config.train.precision)
-    return Types(master=torch.float32 if replica is torch.bfloat16 else replica, replica=replica)
 
 
 def build_ranks(
@@ -129,38 +113,28 @@ def build_ranks(
 
 def _stage_state(run: Resolved, stage: int, connection: Connection, *, device: torch.device) -> StageState:
     """The weights of a stage with their initial values, and what updates them."""
-    config, staleness, types = run.config, run.staleness, dtypes(run.config)
-    common: dict[str, Any] = {
-        "context": config.data.context,
-        "seed": config.seed,
-        "master_dtype": types.master,
-        "replica_dtype": types.replica,
-        "device": device,
-    }
+    config, staleness = run.config, run.staleness
     weights: WeightVersions
     if connection.sharding is not None:
         # torch imports sympy with it: seconds in every process.
         from stages.weights.sharded_weights import ShardedWeights
 
         weights = ShardedWeights(
-            config.model,
+            config,
             run.cuts[stage],
             in_place=partial(updated_by_value, config),
             sharding=connection.sharding,
-            keep_weights=config.schedule.keep_weights,
-            reduce_each=config.schedule.reduce_each,
-            **common,
+            device=device,
         )
     else:
         weights = WeightVersions(
-            config.model,
+            config,
             run.cuts[stage],
             replicas=staleness.versions[stage],
             gradient_buffers=run.gradient_buffers(on_gpu=device.type == "cuda")[stage],
-            shard_gradients=config.parallel.shard_gradients,
+            device=device,
             data_rank=connection.data.rank,
             data_ranks=connection.data.size,
-            **common,
         )
     mismatch = staleness.mismatch_max[stage]
     update = StageUpdate(config, weights, stage=stage, delays=staleness.delay_max, mismatch=mismatch)

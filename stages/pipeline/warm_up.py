@@ -13,9 +13,10 @@ from stages.data.batches import whole_sequences
 from stages.model.decoder import Stage
 from stages.model.gradients.split_backward import DeferredGradients, add_matrix, deferring
 from stages.model.head_shard import HeadShard, merge_parts
-from stages.pipeline.build import Rank, dtypes
+from stages.pipeline.build import Rank
 from stages.resolve.facts import Resolved
 from stages.update.optimizer_step import StageState
+from stages.weights.number_formats import dtypes
 
 
 def warm_up_ranks(ranks: Sequence[Rank], run: Resolved, *, device: torch.device) -> float:

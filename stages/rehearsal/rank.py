@@ -37,7 +37,7 @@ from stages.data.shards import Shard
 from stages.memory.measure import tensors_in
 from stages.model.compiler import is_compiled
 from stages.model.runner import block_runner
-from stages.pipeline.build import Rank, build_ranks, dtypes
+from stages.pipeline.build import Rank, build_ranks
 from stages.pipeline.evaluation import evaluate
 from stages.pipeline.executor import drive
 from stages.pipeline.warm_up import warm_up_ranks
@@ -46,6 +46,7 @@ from stages.rehearsal.watch import CPU, HERE, TORCH, Finding, Watch, shortened
 from stages.resolve.facts import Resolved, facts
 from stages.update.balance import BlockLoad, LoadTally
 from stages.update.optimizer_step import STEPS_TO_FULL_STATE
+from stages.weights.number_formats import dtypes
 
 HOT = ("F", "B", "I", "W", "update")
 """Phases in which no host may wait for its device: it would not launch ahead, and other ranks wait for it."""

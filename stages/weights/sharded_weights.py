@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Shard
 from stages.comm.collectives import Exchange, Group, Reduction
 from stages.comm.reduction_rounds import ROUND_BYTES
 from stages.comm.sharding import Gather, Scatter, Sharding
-from stages.config.run_config import ModelConfig
+from stages.config.run_config import RunConfig
 from stages.model.custom import make_stage
 from stages.model.decoder import RunBlock, Stage, initialise
 from stages.model.runner import RUN_BY
@@ -30,6 +30,7 @@ from stages.shape.partition import StageCut
 from stages.shape.sharded_layout import Layout, Piece, Route, matrix_rounds
 from stages.shape.spec import is_stack
 from stages.weights.flat_buffers import GradientBuffer, Master, flat_views
+from stages.weights.number_formats import dtypes
 from stages.weights.weight_versions import Replica, WeightVersions
 
 
@@ -56,18 +57,13 @@ class ShardedWeights(WeightVersions):
     """The weights of the whole model, as far as this process holds and owns them.
 
     Args:
-        config: the model.
-        cut: all of it.
+        config: of the run. Under `schedule.keep_weights` a block's weights stay from its forward to its
+            backward; under `schedule.reduce_each` gradients are reduced after every micro-batch, otherwise
+            whole ones wait for the last, as do weights that stay.
+        cut: the whole model.
         in_place: whether the optimizer updates a parameter value by value, from its name and dimensions.
         sharding: the processes.
-        keep_weights: whether a block's weights stay from its forward to its backward.
-        reduce_each: whether gradients are reduced after every micro-batch; otherwise whole ones wait for the
-            last, as do weights that stay.
-        context: tokens in a sequence.
-        seed: of the initial weights.
-        master_dtype: of shards and gradients.
-        replica_dtype: of the weights that are computed with.
-        device: holds all of it.
+        device: holds shards, owned matrices and gradients.
     """
 
     reduces_early = False
@@ -75,24 +71,19 @@ class ShardedWeights(WeightVersions):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: RunConfig,
         cut: StageCut,
         *,
         in_place: Callable[[str, int], bool],
         sharding: Sharding,
-        keep_weights: bool,
-        reduce_each: bool,
-        context: int,
-        seed: int,
-        master_dtype: torch.dtype,
-        replica_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self._sharding, self._device = sharding, device
-        self._keeps_weights, self._reduces_each = keep_weights, reduce_each
-        self._master_dtype, self._replica_dtype = master_dtype, replica_dtype
+        self._keeps_weights = config.schedule.keep_weights
+        self._reduces_each = config.schedule.reduce_each
+        self._types = dtypes(config)
         with torch.device("meta"):
-            module = make_stage(config, cut, context=context).to(master_dtype)
+            module = make_stage(config.model, cut, context=config.data.context).to(self._types.master)
         named = dict(module.named_parameters())
         self.shapes = {name: tuple(parameter.shape) for name, parameter in named.items()}
         self.names = list(self.shapes)
@@ -104,7 +95,7 @@ class ShardedWeights(WeightVersions):
             processes=sharding.processes,
             shards=sharding.size,
         )
-        self._under_torch(module, keep_weights=keep_weights)
+        self._under_torch(module)
         self._parameters = [dict(module.named_parameters())[name] for name in self.names]
         self._local = [cast(DTensor, parameter).to_local().detach() for parameter in self._parameters]
         replica = Replica(
@@ -113,7 +104,6 @@ class ShardedWeights(WeightVersions):
         self.replicas = [replica]
         self._current = 0
         self._place_masters(replica)
-        self._initial_version = 0
         self._data_rank = sharding.process
         self._waits = False
         """Whether whole gradients wait for a later micro-batch."""
@@ -121,32 +111,31 @@ class ShardedWeights(WeightVersions):
         """The shards, while others are evaluated."""
         self._to_owners = self._layout.to_owners(sharding.process)
         self._from_owners = self._layout.from_owners(sharding.process)
-        self._rounds = matrix_rounds(self._layout, number_bytes=master_dtype.itemsize, most=ROUND_BYTES)
+        self._rounds = matrix_rounds(self._layout, number_bytes=self._types.master.itemsize, most=ROUND_BYTES)
 
         def draw(name: str, weight: Tensor) -> None:
-            initialise(weight, name=name, seed=seed, model=config)
+            initialise(weight, name=name, seed=config.seed, model=config.model)
 
         self._fill_with(draw)
 
-    def _under_torch(self, module: Stage, *, keep_weights: bool) -> Stage:
+    def _under_torch(self, module: Stage) -> Stage:
         """Put the module, which has no values yet, under `fully_shard`, and give it room for its shards."""
         policy = MixedPrecisionPolicy()
-        narrow = self._replica_dtype != self._master_dtype
+        narrow = self._types.replica != self._types.master
         if narrow:
             # Types of activations are as in other runs: nothing is cast but weights.
             policy = MixedPrecisionPolicy(
-                param_dtype=self._replica_dtype, reduce_dtype=self._master_dtype, cast_forward_inputs=False
+                param_dtype=self._types.replica, reduce_dtype=self._types.master, cast_forward_inputs=False
             )
         blocks = list(module.blocks.values())
+        reshards = not self._keeps_weights
         for block in blocks:
-            fully_shard(
-                block, mesh=self._sharding.mesh, reshard_after_forward=not keep_weights, mp_policy=policy
-            )
+            fully_shard(block, mesh=self._sharding.mesh, reshard_after_forward=reshards, mp_policy=policy)
             setattr(block, RUN_BY, MethodType(_run_by, block))
             register_fsdp_forward_method(block, RUN_BY)
         fully_shard(module, mesh=self._sharding.mesh, mp_policy=policy)
         module.to_empty(device=self._device)
-        module.prepare(device=self._device, dtype=self._replica_dtype)
+        module.prepare(device=self._device, dtype=self._types.replica)
         self._units = cast("list[FSDPModule]", [module, *blocks])
         for unit in self._units:
             # The executor divides the loss; sums are of all processes.
@@ -158,13 +147,13 @@ class ShardedWeights(WeightVersions):
                 unit.set_all_reduce_hook(self._sharding.add_replicas)
         if narrow:
             for block in blocks:
-                _widen_gradients(block, partial(_own_parameters, block), self._master_dtype)
-            _widen_gradients(module, partial(_own_parameters, module, blocks), self._master_dtype)
+                _widen_gradients(block, partial(_own_parameters, block), self._types.master)
+            _widen_gradients(module, partial(_own_parameters, module, blocks), self._types.master)
         return module
 
     def _place_masters(self, replica: Replica) -> None:
         """Make the master copies and gradients of what this process updates."""
-        layout, process, dtype = self._layout, self._sharding.process, self._master_dtype
+        layout, process, dtype = self._layout, self._sharding.process, self._types.master
         owned = layout.owned(process)
         self.parameter_of = {piece.name: self.names[piece.parameter] for piece in owned}
         self._pieces = owned
@@ -233,7 +222,7 @@ class ShardedWeights(WeightVersions):
         self._load_biases(weights)
 
     def owned_members(self, replica: Replica) -> list[Tensor]:
-        return [parameter.detach().to(self._replica_dtype) for parameter in self.master.parameters]
+        return [parameter.detach().to(self._types.replica) for parameter in self.master.parameters]
 
     def version_targets(self, replica: Replica, version: int) -> dict[str, Tensor]:
         # Read as the master copy, so that nothing is rounded twice.
@@ -274,7 +263,7 @@ class ShardedWeights(WeightVersions):
         own = sum(self.sizes) - sum(blocks)
         weights = own + (sum(blocks) if self._keeps_weights else 2 * max(blocks))
         gradients = own + max(blocks) + (sum(blocks) if self._waits else max(blocks))
-        return weights * self._replica_dtype.itemsize + gradients * self._master_dtype.itemsize
+        return weights * self._types.replica.itemsize + gradients * self._types.master.itemsize
 
     def before_backward(self, *, last: bool) -> None:
         reduces = last or self._reduces_each
@@ -314,7 +303,7 @@ class ShardedWeights(WeightVersions):
     ) -> None:
         """Move rows of matrices between the shards `held` and the owners' `own`, `back` to the shards."""
         sharding, layout = self._sharding, self._layout
-        dtype = self._replica_dtype if back else self._master_dtype
+        dtype = self._types.replica if back else self._types.master
 
         def part(route: Route, of_owner: bool) -> Tensor:
             matrix = layout.matrices[route.matrix]
@@ -379,7 +368,7 @@ class ShardedWeights(WeightVersions):
                 None,
             )
             chunk, width = -(-shape[0] // sharding.size), self.sizes[number] // shape[0]
-            padded = torch.zeros(chunk * width, dtype=self._master_dtype, device=self._device)
+            padded = torch.zeros(chunk * width, dtype=self._types.master, device=self._device)
             if part is not None:
                 padded[: part.numel()] = part.reshape(-1)
             gathered = padded.new_empty(chunk * width * sharding.size)

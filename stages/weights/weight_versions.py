@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 
 from stages.comm.collectives import Exchange, Group, Reduction
 from stages.comm.reduction_rounds import reduction_plan
-from stages.config.run_config import ModelConfig
+from stages.config.run_config import RunConfig
 from stages.model.custom import make_stage
 from stages.model.decoder import Stage, initialise
 from stages.model.experts import Routing
@@ -27,9 +27,12 @@ from stages.shape.optimizer_sharding import assign_owners
 from stages.shape.partition import StageCut
 from stages.shape.spec import member_names, member_shape
 from stages.weights.flat_buffers import GradientBuffer, Master, flat_views, members_of
+from stages.weights.number_formats import dtypes
 
 EMPTY = -1
 """The version of a replica that has not been written."""
+INITIAL = 0
+"""The version of the initial weights."""
 
 
 class Replica:
@@ -71,45 +74,37 @@ class WeightVersions:
     owns. Flat buffers are laid out as `stages.shape.optimizer_sharding` says.
 
     Args:
-        config: the model.
+        config: of the run. With several data ranks each draws the members it owns, from `seed`; the first
+            replica holds version 0 after `receiving_initial`. Under `parallel.shard_gradients` a second
+            gradient buffer has only the members that this data rank owns.
         cut: what the stage holds.
-        context: tokens in a sequence.
-        seed: of the initial weights.
         replicas: number of weight versions that the program needs at this stage.
         gradient_buffers: 1, or 2 where backwards of the next step run before an update has been applied.
-        shard_gradients: whether the second one holds only the members that this data rank owns.
-        master_dtype: of the master copy and of the gradients.
-        replica_dtype: of the weights that forward and backward compute with.
-        version: version number of the initial weights. With several data ranks each draws the members it
-            owns; the first replica holds this version after `receiving_initial`.
-        device: holds all of it.
+        device: holds master copy, replicas and gradients.
         data_rank: this data rank.
         data_ranks: number of data ranks.
     """
 
+    reduces_early = True
+    """Whether the sum over data ranks may begin within the last backward."""
+    is_sharded = False
+    """Whether torch's `fully_shard` holds the weights, as in `ShardedWeights`."""
+
     def __init__(
         self,
-        config: ModelConfig,
+        config: RunConfig,
         cut: StageCut,
         *,
-        context: int,
-        seed: int,
         replicas: int,
         gradient_buffers: int,
-        shard_gradients: bool = False,
-        master_dtype: torch.dtype,
-        replica_dtype: torch.dtype,
         device: torch.device,
-        version: int = 0,
         data_rank: int = 0,
         data_ranks: int = 1,
     ) -> None:
-        self._device = device
+        self._device, types = device, dtypes(config)
         with torch.device("meta"):
-            shapes = {
-                name: tuple(p.shape)
-                for name, p in make_stage(config, cut, context=context).named_parameters()
-            }
+            module = make_stage(config.model, cut, context=config.data.context)
+        shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
         self.shapes = shapes
         """Shapes of the parameters, by name."""
         self.names = list(shapes)
@@ -118,11 +113,9 @@ class WeightVersions:
         self.ownership = assign_owners(list(shapes.values()), data_ranks=data_ranks)
         self.owned = self.ownership.owned[data_rank]
         """Indices of the members that this data rank updates."""
-        self.reduction = reduction_plan(self.sizes, self.ownership, number_bytes=master_dtype.itemsize)
+        self.reduction = reduction_plan(self.sizes, self.ownership, number_bytes=types.master.itemsize)
         """The rounds in which the gradient is summed over the data ranks."""
-        self.replicas = [
-            self._module(config, cut, context=context, dtype=replica_dtype) for _ in range(replicas)
-        ]
+        self.replicas = [self._module(config, cut, dtype=types.replica) for _ in range(replicas)]
         members = [
             (name, member_shape(shape), parameter)
             for parameter, shape in shapes.items()
@@ -135,12 +128,12 @@ class WeightVersions:
         """For each member that this data rank owns, the name of its parameter."""
         own_shapes = [shape for _, shape, _ in own_members]
         whole = part = None
-        if shard_gradients and gradient_buffers > 1:
-            whole = self.flat(dtype=master_dtype)
-            part = flat_views(own_shapes, dtype=master_dtype, device=device)
+        if config.parallel.shard_gradients and gradient_buffers > 1:
+            whole = self.flat(dtype=types.master)
+            part = flat_views(own_shapes, dtype=types.master, device=device)
         self.gradients = [
             GradientBuffer(
-                *(whole or self.flat(dtype=master_dtype)),
+                *(whole or self.flat(dtype=types.master)),
                 part=part,
                 runs=self.ownership.runs[data_rank],
                 owned=self.owned,
@@ -149,30 +142,24 @@ class WeightVersions:
             for _ in range(gradient_buffers)
         ]
         self._current = 0
-        _, masters = flat_views(own_shapes, dtype=master_dtype, device=device)
+        _, masters = flat_views(own_shapes, dtype=types.master, device=device)
         self.master = Master([name for name, _, _ in own_members], [nn.Parameter(view) for view in masters])
         self._rows = cut.head_rows
 
         def draw(name: str, weight: Tensor) -> None:
-            initialise(weight, name=name, seed=seed, model=config)
+            initialise(weight, name=name, seed=config.seed, model=config.model)
 
         def draw_rows(name: str, weight: Tensor) -> None:
             # The generator gives the same rows only in a draw of the whole matrix.
-            whole = torch.empty((config.vocab_size, config.width), dtype=torch.float32)
+            whole = torch.empty((config.model.vocab_size, config.model.width), dtype=torch.float32)
             draw(whole_name(name), whole)
             weight.copy_(self._own_rows(whole))
 
         self._fill(draw if cut.head_rows is None else draw_rows)
-        self._initial_version = version
         self._data_rank = data_rank
         if data_ranks == 1:
-            self.replicas[0].version = version
+            self.replicas[0].version = INITIAL
         self._point_gradients()
-
-    reduces_early = True
-    is_sharded = False
-    """Whether torch's `fully_shard` holds the weights, as in `ShardedWeights`."""
-    """Whether the sum over data ranks may begin within the last backward."""
 
     def reduce(self, data: Group, gradient: GradientBuffer, *, early: bool) -> Reduction:
         """Prepare the sum of a gradient over the data ranks; arguments as for `Group.reduce_scatter`."""
@@ -234,7 +221,7 @@ class WeightVersions:
     @contextmanager
     def receiving_initial(self) -> Iterator[None]:
         """A block in which the members that other data ranks own are written into the first replica."""
-        with self.receiving_others(self.replicas[0], version=self._initial_version):
+        with self.receiving_others(self.replicas[0], version=INITIAL):
             yield
 
     def flat(self, *, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
@@ -245,9 +232,9 @@ class WeightVersions:
         views = dict(zip(self.ownership.order, in_order, strict=True))
         return flat, [views[parameter] for parameter in range(len(views))]
 
-    def _module(self, config: ModelConfig, cut: StageCut, *, context: int, dtype: torch.dtype) -> Replica:
+    def _module(self, config: RunConfig, cut: StageCut, *, dtype: torch.dtype) -> Replica:
         with torch.device("meta"):
-            module = make_stage(config, cut, context=context)
+            module = make_stage(config.model, cut, context=config.data.context)
         flat, views = self.flat(dtype=dtype)
         parameters = []
         for name, view in zip(self.names, views, strict=True):

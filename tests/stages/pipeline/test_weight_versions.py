@@ -13,20 +13,15 @@ TOKENS = torch.tensor([[1, 2, 3, 4]])
 
 
 def versions(
-    *, replicas: int, replica_dtype: torch.dtype = torch.float32, data_rank: int = 0, data_ranks: int = 1
+    *, replicas: int, precision: str = "float32", data_rank: int = 0, data_ranks: int = 1
 ) -> WeightVersions:
-
-    config = small_config(layers=1)
+    config = small_config(layers=1, precision=precision)
     (cut,) = cut_model(config.model, stages=1, context=12)
     return WeightVersions(
-        config.model,
+        config,
         cut,
-        context=12,
-        seed=0,
         replicas=replicas,
         gradient_buffers=2,
-        master_dtype=torch.float32,
-        replica_dtype=replica_dtype,
         device=torch.device("cpu"),
         data_rank=data_rank,
         data_ranks=data_ranks,
@@ -66,12 +61,12 @@ def test_a_stash_that_is_overwritten_too_early_is_caught_by_autograd() -> None:
         loss.backward()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_without_a_stash_the_backward_reads_the_new_values(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_without_a_stash_the_backward_reads_the_new_values(precision: str) -> None:
     """The gradient of the embedding passes through every matrix: twice the head doubles it."""
 
     def embedding_gradient(*, scale: float) -> Tensor:
-        weights = versions(replicas=1, replica_dtype=dtype)
+        weights = versions(replicas=1, precision=precision)
         loss = forward(weights, 0)
         with weights.overwriting_oldest(version=1, biases=weights.newest().biases) as parameters:
             parameters[weights.names.index("head.weight")].mul_(scale)
@@ -83,9 +78,9 @@ def test_without_a_stash_the_backward_reads_the_new_values(dtype: torch.dtype) -
     assert torch.equal(doubled, 2 * unchanged)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_backwards_of_all_replicas_gather_into_one_buffer_of_the_masters_type(dtype: torch.dtype) -> None:
-    weights = versions(replicas=2, replica_dtype=dtype)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_backwards_of_all_replicas_gather_into_one_buffer_of_the_masters_type(precision: str) -> None:
+    weights = versions(replicas=2, precision=precision)
     with weights.overwriting_oldest(version=1, biases=weights.newest().biases) as parameters:
         for parameter, source in zip(parameters, weights.replicas[0].parameters, strict=True):
             parameter.copy_(source)
@@ -103,12 +98,10 @@ def test_backwards_of_all_replicas_gather_into_one_buffer_of_the_masters_type(dt
     )
 
 
-@pytest.mark.parametrize("replica_dtype", [torch.float32, torch.bfloat16])
-def test_data_ranks_draw_what_they_own_and_together_the_weights_of_one(replica_dtype: torch.dtype) -> None:
-    whole = versions(replicas=1, replica_dtype=replica_dtype)
-    drawn = [
-        versions(replicas=2, replica_dtype=replica_dtype, data_rank=rank, data_ranks=3) for rank in range(3)
-    ]
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_data_ranks_draw_what_they_own_and_together_the_weights_of_one(precision: str) -> None:
+    whole = versions(replicas=1, precision=precision)
+    drawn = [versions(replicas=2, precision=precision, data_rank=rank, data_ranks=3) for rank in range(3)]
     masters = {name: value for one in drawn for name, value in zip(*vars(one.master).values(), strict=True)}
     for name, value in zip(whole.master.names, whole.master.parameters, strict=True):
         assert torch.equal(masters[name], value)
