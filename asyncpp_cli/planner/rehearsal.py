@@ -11,12 +11,14 @@ from pathlib import Path
 
 from asyncpp_cli.base.atomic_files import write_output
 from asyncpp_cli.planner.memory import GB, OF_THE_DEVICE, planned_memory
+from asyncpp_cli.planner.sharding import by_rule, memory_of_run
 from stages.config.run_config import RunConfig
-from stages.config.segments import segment_program, sync_steps
+from stages.config.segments import as_trained, is_sharded, segment_program, shards_of, sync_steps
 from stages.rehearsal.rank import Rehearsal, rehearse_rank
 from stages.shape.families import describe
 from stages.shape.optimizer_sharding import assign_owners
 from stages.shape.partition import cut_of, stage_parameters
+from stages.shape.sharded_layout import Layout, values
 
 TOLERANCE = 0.05
 """Share of the planned memory by which a rank may differ from it."""
@@ -39,6 +41,8 @@ NOT_REHEARSED = (
 class ComparedRank:
     """A rank that was rehearsed, beside the plan."""
 
+    number: int
+    """Its rank in the pipeline; of a model in shards, its process."""
     found: Rehearsal
     planned: Counter[str] | None
     """Bytes of tensors by kind; None: the model is the user's own, which cannot be planned."""
@@ -78,7 +82,7 @@ class ComparedRank:
             "stages": config.parallel.stages,
             "data": config.parallel.data,
             "compiled": int(self.found.compiled),
-            "rank": found.rank,
+            "rank": self.number,
             "of_stages": " ".join(map(str, found.stages)),
             "found_bytes": found.peak_bytes,
             "planned_bytes": None if self.planned is None else sum(self.planned.values()),
@@ -115,28 +119,63 @@ def write_csv(file: Path, records: Sequence[Mapping[str, str | int | float | Non
     write_output(file, text.getvalue().encode())
 
 
+def ranks_of(config: RunConfig) -> range:
+    """Numbers of the ranks of a pipeline, or of the processes that hold a model in shards."""
+    parallel = as_trained(config).parallel
+    return range(parallel.data if is_sharded(config) else parallel.stages)
+
+
+def fullest_of(config: RunConfig) -> Sequence[int]:
+    """The ranks that differ: all of a pipeline, and of processes with shards the one that holds most."""
+    if not is_sharded(config):
+        return ranks_of(config)
+    return [0 if config.model.factory is not None else _fullest_process(as_trained(config))]
+
+
 def rehearse(config: RunConfig, *, device: str, ranks: Sequence[int] | None = None) -> Iterator[ComparedRank]:
-    """Rehearse the ranks of a run one after another, each as the data rank that holds most.
+    """Rehearse ranks of a run one after another, those of a pipeline as the data rank that holds most.
 
     Args:
         config: a valid configuration.
         device: `cuda` or `cpu`: the kind of device that is pretended.
-        ranks: of the pipeline; None: all.
+        ranks: some of `ranks_of`; None: `fullest_of`.
     """
-    config = replace(config, site=replace(config.site, device=device))
+    config = as_trained(replace(config, site=replace(config.site, device=device)))
+    sharded, own = is_sharded(config), config.model.factory is not None
     rank_of_stage = segment_program(config, first_step=sync_steps(config), steps=1).rank_of_stage
-    # What is not planned for is rehearsed alone.
-    own = config.model.factory is not None
-    memory = None if own else planned_memory(config)
-    for rank in range(config.parallel.stages) if ranks is None else ranks:
+    planned: list[dict[str, int]] | None = None
+    if not own:  # what is not planned for is rehearsed alone
+        planned = [memory_of_run(config)] if sharded else planned_memory(config)
+    for number in fullest_of(config) if ranks is None else ranks:
+        rank = 0 if sharded else number
         stages = [stage for stage, holder in enumerate(rank_of_stage) if holder == rank]
-        data_rank = 0 if own else _fullest_data_rank(config, stages)
+        data_rank = number if sharded else 0 if own else _fullest_data_rank(config, stages)
         found = rehearse_rank(config, rank=rank, data_rank=data_rank, device=device)
-        planned = None
-        if memory is not None:
-            planned = Counter({k: n for k, n in memory[rank].items() if k not in OF_THE_DEVICE})
+        memory = None
+        if planned is not None:
+            memory = Counter({kind: n for kind, n in planned[rank].items() if kind not in OF_THE_DEVICE})
         flops = None if own else found.microbatches * _flops(config, stages)
-        yield ComparedRank(found=found, planned=planned, planned_flops=flops)
+        yield ComparedRank(number=number, found=found, planned=memory, planned_flops=flops)
+
+
+def _fullest_process(config: RunConfig) -> int:
+    """The process with most values in its shards and in matrices that it owns beside them."""
+    parameters = [*describe(config.model).whole()]
+    by_value = {parameter.name for parameter in by_rule(config)[0]}
+    layout = Layout(
+        names=tuple(parameter.name for parameter in parameters),
+        shapes=tuple(parameter.shape for parameter in parameters),
+        in_place=tuple(parameter.name in by_value for parameter in parameters),
+        processes=config.parallel.data,
+        shards=shards_of(config),
+    )
+
+    def held(process: int) -> int:
+        own = [piece for piece in layout.owned(process) if layout.moves(piece.parameter)]
+        pieces = [*layout.held(process), *own]
+        return sum(values(layout.shapes[piece.parameter], piece.rows) for piece in pieces)
+
+    return max(range(layout.processes), key=held)
 
 
 def _fullest_data_rank(config: RunConfig, stages: Sequence[int]) -> int:

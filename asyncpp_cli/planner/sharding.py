@@ -21,6 +21,7 @@ from schedules.messages import RankLinks
 from stages.config.run_config import ModelConfig, RunConfig, changed, optimizer_options
 from stages.config.segments import as_trained, shards_of
 from stages.memory.estimate import (
+    Sizes,
     head_chunk_rows,
     microbatch_activations,
     planned_on_gpu,
@@ -143,19 +144,20 @@ def memory(config: RunConfig, sharding: Sharding, *, lasting: bool = False) -> d
     blocks = [block.parameter_count for block in spec.blocks]
     shards = [_values(block.parameters, ranks) for block in spec.blocks]
     ends, head = spec.embedding.parameter_count + spec.head.parameter_count, spec.head.parameter_count
-    end_shards = _values((*spec.embedding.parameters, *spec.head.parameters), ranks)
+    root = (*spec.embedding.parameters, *spec.head.parameters)
+    end_shards = _values(root, ranks)
     cut = StageCut(halves=range(2 * len(blocks)), has_embedding=True, has_head=True)
     kept, recomputed = microbatch_activations(config, cut)[0], recomputed_bytes(config, cut)
     held, indices = [tokens * _kept(config, block) for block in spec.blocks], tokens * INDEX_BYTES
     options = tuple(sorted(optimizer_options(config.optimizer).items()))
-    state, step = _optimizer_values(*by_rule(config), ranks, config.optimizer.name, options)
+    owners = ranks * sharding.replicas if lasting else ranks
+    state, step = _optimizer_values(*by_rule(config), (ranks, owners), config.optimizer.name, options)
     master = sum(shards) + end_shards
     waiting = several and not sharding.reduce_each
     # Shards of gradients of earlier micro-batches.
     earlier = master if lasting or (several and sharding.reduce_each) else 0
     matrices = _owned_beside(config, ranks * sharding.replicas) if lasting else 0
-    # Bytes of a value of a gradient that is reduced: as it is sent, and as it was computed.
-    going = size.master + (0 if waiting else size.replica)
+    made, going = _gradient_bytes(size, lasting=lasting, waiting=waiting)
 
     def moment(
         weights: int, reduced: int, whole: int, activations: int, temporary: int, again: int = 0
@@ -179,10 +181,11 @@ def memory(config: RunConfig, sharding: Sharding, *, lasting: bool = False) -> d
         others = ends + sum(blocks[:number][-1:] if sharding.reshard else blocks[:number])
         whole, reduced = sum(blocks[: number + 1]) + ends, earlier or sum(shards[number + 1 :])
         largest = max(parameter.size for parameter in block.parameters)
-        passing = tokens * size.of(block.passing) + (head + largest) * size.replica
+        passing = tokens * size.of(block.passing) + (head + largest) * made
         passing += sum(blocks[number + 1 :][:1]) * size.master
         below = indices + sum(held[:number])
-        leaving = head * size.replica + blocks[number] * going
+        leaving = head * made + blocks[number] * going
+        leaving += lasting * _summing(block.parameters, ranks) * size.master
         moments += [
             moment(others + blocks[number], reduced, whole, below + held[number], passing, recomputed),
             moment(others, reduced + shards[number], whole, below, leaving),
@@ -190,7 +193,7 @@ def memory(config: RunConfig, sharding: Sharding, *, lasting: bool = False) -> d
     reduced = earlier or sum(shards)
     moments += [
         moment(ends, reduced, ends, 0, ends * (going - size.master) + blocks[0] * size.master),
-        moment(0, reduced, ends, 0, ends * going),
+        moment(0, reduced, ends, 0, ends * going + lasting * _summing(root, ranks) * size.master),
         moment(0, master, 0, 0, step * size.master),
     ]
     fullest = max(moments, key=lambda kinds: sum(kinds.values()))
@@ -201,6 +204,19 @@ def memory(config: RunConfig, sharding: Sharding, *, lasting: bool = False) -> d
         "communicators": communicator_bytes(RankLinks(0, 0), stages=1 + (sharding.replicas > 1), data=ranks),
         "allocator": allocator_bytes(sum(fullest.values()) - fullest["gradients"]),
     }
+
+
+def _gradient_bytes(size: Sizes, *, lasting: bool, waiting: bool) -> tuple[int, int]:
+    """Bytes of a value of a whole gradient, as a backward makes it (a run of ours adds to those that wait)
+    and while it is reduced, with what is sent."""
+    made = size.replica if not lasting else 0 if waiting else size.master
+    return made, size.master + (0 if waiting else made)
+
+
+def _summing(parameters: Sequence[Parameter], ranks: int) -> int:
+    """Values that the reduction of a unit takes beside what is sent and what comes from others, in a run of
+    ours: the sum, and the last gradient, which a variable of torch's `foreach_reduce` holds."""
+    return 0 if ranks == 1 else _values(parameters, ranks) + parameters[-1].size
 
 
 def _owned_beside(config: RunConfig, processes: int) -> int:
@@ -231,13 +247,22 @@ def _first_shard(parameter: Parameter, ranks: int) -> tuple[int, ...]:
 def _optimizer_values(
     elementwise: Sequence[Parameter],
     whole: Sequence[Parameter],
-    ranks: int,
+    ranks: tuple[int, int],
     name: str,
     options: tuple[tuple[str, Value], ...],
 ) -> tuple[int, int]:
-    """Values that an optimizer keeps on the rank with most of them, and those that a step takes."""
+    """Values that an optimizer keeps on the rank with most of them, and those that a step takes.
+
+    Args:
+        elementwise: parameters that are updated by rows.
+        whole: what is updated whole.
+        ranks: that share the rows of `elementwise`, and that `whole` is shared out among.
+        name: of the optimizer.
+        options: of the optimizer.
+    """
+    holders, owners = ranks
     updated = [
-        *((parameter.role, _first_shard(parameter, ranks)) for parameter in elementwise),
-        *((parameter.role, parameter.shape) for parameter in owned(whole, ranks)),
+        *((parameter.role, _first_shard(parameter, holders)) for parameter in elementwise),
+        *((parameter.role, parameter.shape) for parameter in owned(whole, owners)),
     ]
     return state_values(name, updated, dict(options)), step_values(name, updated, dict(options))

@@ -20,9 +20,11 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.optim import optimizer as torch_optimizer
 from torch.overrides import TorchFunctionMode
 
@@ -68,11 +70,16 @@ def _replacements(watch: Watch) -> list[tuple[Any, str, Any]]:
         (FakeTensor, "pin_memory", lambda tensor, device=None: watch.pinned_copy(tensor)),
         (F, "scaled_dot_product_attention", _attention_of(watch, F.scaled_dot_product_attention)),
         (F, "rms_norm", _norm_of(F.rms_norm)),
+        (nn.Module, "_apply", _applied),
+        (_fsdp_param, "alloc_storage", _resizing(watch, _fsdp_param.alloc_storage)),
+        (_fsdp_param, "free_storage", _resizing(watch, _fsdp_param.free_storage)),
+        (FSDPParam, "to_accumulated_grad_if_needed", _keeping(watch)),
         (document_attention, "read_bounds", partial(_whole_sequences, watch)),
         (runner, "_compile", compile_on(watch)),
         (cuda_graphs, "recorder", lambda: _run_again),
         (torch.cuda, "Stream", _Stream),
         (torch.cuda, "Event", _Event),
+        (torch.cuda, "current_device", lambda: GPU.index),
         (torch.cuda, "current_stream", _Stream),
         (torch.cuda, "stream", lambda stream: nullcontext()),
         (torch.cuda, "synchronize", lambda device=None: watch.synchronized("torch.cuda.synchronize")),
@@ -84,6 +91,43 @@ def _replacements(watch: Watch) -> list[tuple[Any, str, Any]]:
 def _run_again(run: Callable[[], None]) -> Callable[[], None]:
     """In place of a CUDA graph: what it would have captured. Its memory is not kept between replays."""
     return run
+
+
+def _resizing(watch: Watch, resize: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    """`fully_shard` keeps the tensors of gathered weights, and gives their memory back between uses."""
+
+    def resized(tensor: Tensor) -> None:
+        resize(tensor)
+        watch.label([tensor], "weights")
+        watch.resized(tensor)
+
+    return resized
+
+
+def _keeping(watch: Watch) -> Callable[[FSDPParam], None]:
+    """`fully_shard` keeps whole gradients until the last micro-batch of a step."""
+    accumulate = FSDPParam.to_accumulated_grad_if_needed
+
+    def keep(parameter: FSDPParam) -> None:
+        accumulate(parameter)
+        kept = (parameter.unsharded_accumulated_grad, parameter._unsharded_param.grad)
+        watch.label((gradient for gradient in kept if gradient is not None), "gradients")
+
+    return keep
+
+
+def _applied(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """The module with `function` of each parameter and buffer in its place. `nn.Module._apply` would swap the
+    tensors, which fake ones refuse."""
+    for child in module.children() if recurse else ():
+        cast(Any, child)._apply(function)
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            module._parameters[name] = nn.Parameter(function(parameter.detach()), parameter.requires_grad)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = function(buffer)
+    return module
 
 
 def _whole_sequences(watch: Watch, _: Tensor, query: Tensor) -> list[int]:
@@ -150,7 +194,7 @@ class _PythonCalls(TorchFunctionMode):
             return _moved(self._watch, args[0], CPU)
         tensors = [part for part in _flat(args) if isinstance(part, Tensor)]
         of_autograd = sys._getframe(1).f_code.co_filename == torch.autograd.__file__
-        if of_autograd and kwargs.get("device") == CPU:
+        if of_autograd and self._watch.device == "cuda" and kwargs.get("device") == CPU:
             # The gradient that a backward begins with, on the device of which C++ was told.
             kwargs["device"] = GPU
         named = "device" in kwargs or any(isinstance(part, torch.device) for part in args)

@@ -32,6 +32,7 @@ from stages.comm.communicator import Communicator
 from stages.comm.process import Process
 from stages.comm.topology import Connection, connect
 from stages.config.run_config import RunConfig, changed
+from stages.config.segments import is_sharded, shards_of
 from stages.data.dataset import Corpus
 from stages.data.shards import Shard
 from stages.memory.measure import tensors_in
@@ -132,8 +133,9 @@ def rehearse_rank(config: RunConfig, *, rank: int, data_rank: int, device: str) 
     program = _program(run)
     part = _Part(run, watch, program=program, device=GPU if device == "cuda" else CPU, compiled=compiled)
     try:
+        connection = part.connect(rank=rank, data_rank=data_rank)
         with fake_tensors(watch):
-            part.perform(rank=rank, data_rank=data_rank)
+            part.perform(connection)
     except UnsupportedFakeTensorException as error:
         watch.note(f"{watch.phase}: torch has no fake form of what it does ({_first_line(error)})")
     except Exception as error:
@@ -184,20 +186,36 @@ class _Part:
         """Tensors of the optimizer's state by stage."""
         self.temporaries: Counter[str] = Counter()
 
-    def perform(self, *, rank: int, data_rank: int) -> None:
+    def connect(self, *, rank: int, data_rank: int) -> Connection:
+        """The connection of one rank to others that are not there."""
+        process = _Process(self._watch, self._config, rank=rank, data_rank=data_rank, device=self._device)
+        return connect(
+            cast(Process, process),
+            self._program,
+            shape=self._run.activation_shape,
+            dtype=dtypes(self._config).replica,
+            common_step=self._run.schedule.updates_together,
+            shards=shards_of(self._config) if is_sharded(self._config) else None,
+        )
+
+    def perform(self, connection: Connection) -> None:
         config, watch, program = self._config, self._watch, self._program
-        process = _Process(watch, config, rank=rank, data_rank=data_rank, device=self._device)
         with tempfile.TemporaryDirectory() as folder:
             (built,) = build_ranks(
                 self._run,
-                connections=[self._connection(process)],
+                connections=[connection],
                 corpus=_corpus(config, Path(folder)),
                 device=self._device,
                 on_step=lambda result: None,
                 stop=lambda: False,
             )
             if self._compiled:
-                run_block = block_runner(config.model, recompute=config.train.recompute, compiled=True)
+                run_block = block_runner(
+                    config.model,
+                    recompute=config.train.recompute,
+                    compiled=True,
+                    sharded=connection.sharding is not None,
+                )
                 for state in built.stages.values():
                     for replica in state.weights.replicas:
                         replica.module.run_block = run_block
@@ -233,15 +251,6 @@ class _Part:
                 watch.note(f"an evaluation takes more memory than training: {watch.peak_total / 1e9:.2f} GB")
             watch.peak, watch.peak_phase, _ = peak
 
-    def _connection(self, process: _Process) -> Connection:
-        return connect(
-            cast(Process, process),
-            self._program,
-            shape=self._run.activation_shape,
-            dtype=dtypes(self._config).replica,
-            common_step=self._run.schedule.updates_together,
-        )
-
     def _take_at_drain(self, tally: LoadTally) -> None:
         """The executor reads the tally after the last action, when the device is idle."""
         take = tally.take
@@ -260,6 +269,8 @@ class _Part:
         for state in built.stages.values():
             weights, watch = state.weights, self._watch
             watch.label((part for r in weights.replicas for part in (r.flat, r.biases)), "weights")
+            if weights.is_sharded:  # the shards are the master copy of what is updated in place
+                watch.label(weights.replicas[0].parameters, "master")
             watch.label(weights.master.parameters, "master")
             watch.label(
                 (part for g in weights.gradients for part in (g.flat, *g.owned_runs, g.loads)), "gradients"

@@ -66,7 +66,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, device: str, *, wide: bool, tokens: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._device = device
+        self.device = device
         self._wide = wide
         self._tokens = tokens
         self.phase = "build"
@@ -118,6 +118,17 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for key, (_, _, before) in list(self._live.items()):
             if before == "temporary":
                 self._relabel(key, kind)
+
+    def resized(self, tensor: Tensor) -> None:
+        """Note that the storage of a tensor has got another size."""
+        storage = tensor.untyped_storage()
+        if (key := storage._cdata) in self._live:
+            reference, before, kind = self._live[key]
+            size = _allocated(storage)
+            self._live[key] = (reference, size, kind)
+            self.bytes[kind] += size - before
+            self._total += size - before
+            self._note_peak()
 
     def begin_peak(self) -> None:
         """Forget the peak so far."""
@@ -173,7 +184,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # What it does on a GPU, not only the shape of its result.
             with self:
                 return body(*args, **kwargs)
-        if kwargs.get("device") == CPU and self._device == "cuda" and self._means_gpu():
+        if kwargs.get("device") == CPU and self.device == "cuda" and self._means_gpu():
             if not args or not isinstance(args[0], FakeTensor):
                 kwargs = kwargs | {"device": torch.device("cuda", 0)}
             elif args[0].fake_device.type == "cuda":
@@ -237,10 +248,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             if kwargs.get("pin_memory"):
                 self._pinned.add(tensor.untyped_storage()._cdata)
-            if tensor.fake_device.type != self._device:
+            if tensor.fake_device.type != self.device:
                 continue
             if (
-                self._device == "cuda"
+                self.device == "cuda"
                 and tensor.dtype is torch.float64
                 and not self._wide
                 and tensor.numel() > self._tokens
@@ -250,17 +261,20 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             key = storage._cdata
             if key in self._live:
                 continue
-            size = -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT
+            size = _allocated(storage)
             self._live[key] = (weakref.ref(storage, self._dropper(key)), size, "temporary")
             if self._young is not None:
                 self._young.add(key)
             self.bytes["temporary"] += size
             self._total += size
             self.temporaries[self.phase] = max(self.temporaries.get(self.phase, 0), self.bytes["temporary"])
-            # Of equally full moments the last: in the first, an optimizer's state is still a temporary.
-            if self._total >= self._peak_total:
-                self._peak_total, self.peak_phase = self._total, self.phase
-                self.peak = self.bytes.copy()
+            self._note_peak()
+
+    def _note_peak(self) -> None:
+        # Of equally full moments the last: in the first, an optimizer's state is still a temporary.
+        if self._total >= self._peak_total:
+            self._peak_total, self.peak_phase = self._total, self.phase
+            self.peak = self.bytes.copy()
 
     def _dropper(self, key: int) -> Callable[[Any], None]:
         def drop(_: Any) -> None:
@@ -279,6 +293,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes[before] -= size
         self.bytes[kind] += size
         self._live[key] = (storage, size, kind)
+
+
+def _allocated(storage: torch.UntypedStorage) -> int:
+    """Bytes that torch's allocator for GPUs takes for a storage."""
+    return -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT
 
 
 def _with_equal_heads(func: Any, args: tuple[Any, ...]) -> list[Any]:

@@ -22,7 +22,9 @@ def rehearse(
     runs: MoreRuns = None,
     rank: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", min=0, help="Only this rank of the pipeline; can be repeated."),
+        typer.Option(
+            metavar="N", min=0, help="Only this rank of the pipeline, or process of fsdp; can be repeated."
+        ),
     ] = None,
     device: Annotated[
         str | None,
@@ -46,7 +48,7 @@ def rehearse(
     Finds, without a GPU: tensors on the wrong device, types and shapes that an operator refuses, waits of the
     host for its device during training, float64 tensors, and memory that differs from the plan. Takes seconds
     to a minute of one core for each rank. Cells that differ in seeds and rates alone are rehearsed once.
-    Cells of fsdp and hsdp are left out.
+    Of fsdp and hsdp one process is, that which holds most: all do the same.
 
     Exit code 0 if nothing is found, 1 if something is.
     """
@@ -54,7 +56,7 @@ def rehearse(
     from asyncpp_cli.base.console import say
     from asyncpp_cli.base.errors import UserError
     from asyncpp_cli.base.progress import shown
-    from asyncpp_cli.planner.rehearsal import NOT_REHEARSED, write_csv
+    from asyncpp_cli.planner.rehearsal import NOT_REHEARSED, fullest_of, ranks_of, write_csv
     from asyncpp_cli.planner.rehearsal import rehearse as rehearsed
     from asyncpp_cli.runs.experiment_folder import runs_named
 
@@ -62,20 +64,18 @@ def rehearse(
         raise UserError(f"--device is {device}; accepted: cuda, cpu")
     experiment, named = runs_named(folder, runs)
     kinds = _kinds(named or experiment.runs, device=device)
-    if not kinds:
-        raise UserError(f"{folder}: shards of fsdp and hsdp are not rehearsed; accepted: runs of pipelines")
     good, records = True, []
     for place, alike in enumerate(kinds, 1):
         name, config = alike[0]
-        outside = [number for number in rank or () if number >= config.parallel.stages]
+        there, chosen = ranks_of(config), rank or fullest_of(config)
+        outside = [number for number in chosen if number not in there]
         if outside:
-            raise UserError(f"--rank {outside[0]}: {name} has ranks 0 to {config.parallel.stages - 1}")
+            raise UserError(f"--rank {outside[0]}: {name} has ranks 0 to {there[-1]}")
         further = f" and {len(alike) - 1} like it" if len(alike) > 1 else ""
         compared = []
-        title = f"{name} ({place} of {len(kinds)} cells)"
-        with shown(title, total=len(rank or range(config.parallel.stages))) as advance:
-            for each in rehearsed(config, device=config.site.device, ranks=rank):
-                say(f"{name}: rank {each.found.rank}, {each.found.seconds:.0f} s")
+        with shown(f"{name} ({place} of {len(kinds)} cells)", total=len(chosen)) as advance:
+            for each in rehearsed(config, device=config.site.device, ranks=chosen):
+                say(f"{name}: rank {each.number}, {each.found.seconds:.0f} s")
                 advance(1)
                 compared.append(each)
                 records.append(each.record(config))
@@ -89,12 +89,10 @@ def rehearse(
 
 
 def _kinds(runs: Sequence[Run], *, device: str | None) -> list[list[tuple[str, RunConfig]]]:
-    """Ids and configurations of runs of pipelines, in groups that differ in seeds and rates alone."""
-    from asyncpp_cli.base.console import say
+    """Ids and configurations of runs, in groups that differ in seeds and rates alone."""
     from asyncpp_cli.experiment.run_data import config_to_train
     from asyncpp_cli.planner.cells import estimate_key, planned_machine
     from stages.config.run_config import changed
-    from stages.config.segments import is_sharded
 
     kinds: dict[str, list[tuple[str, RunConfig]]] = {}
     for run in runs:
@@ -102,12 +100,7 @@ def _kinds(runs: Sequence[Run], *, device: str | None) -> list[list[tuple[str, R
         if device is not None:
             config = changed(config, {"site.device": device})
         kinds.setdefault(estimate_key(config), []).append((run.id, config))
-    sharded = [alike for alike in kinds.values() if is_sharded(alike[0][1])]
-    if len(sharded) < len(kinds):
-        for alike in sharded:
-            name, config = alike[0]
-            say(f"{name}: left out, since shards of {config.schedule.name} are not rehearsed")
-    return [alike for alike in kinds.values() if alike not in sharded]
+    return list(kinds.values())
 
 
 def _show(title: str, compared: list[ComparedRank]) -> bool:
@@ -121,7 +114,7 @@ def _show(title: str, compared: list[ComparedRank]) -> bool:
         found, planned = each.found, each.planned
         rows.append(
             [
-                str(found.rank),
+                str(each.number),
                 ", ".join(map(str, found.stages)),
                 f"{found.peak_bytes / GB:.2f}",
                 "" if planned is None else f"{sum(planned.values()) / GB:.2f}",
@@ -133,7 +126,7 @@ def _show(title: str, compared: list[ComparedRank]) -> bool:
         )
         for fault, times in found.faults.items():
             text = f"{fault.where}: {fault.what} (during {fault.phase}, {times} times)"
-            lines.setdefault(text, []).append(found.rank)
+            lines.setdefault(text, []).append(each.number)
         if not each.is_as_planned or each.keeps_less:
             kinds = "; ".join(
                 f"{kind} {gb:.3g} of {plan:.3g}"
@@ -142,10 +135,10 @@ def _show(title: str, compared: list[ComparedRank]) -> bool:
             )
             if each.keeps_less:
                 notes[
-                    f"rank {found.rank} keeps less than planned where blocks are compiled, in GB: {kinds}"
+                    f"rank {each.number} keeps less than planned where blocks are compiled, in GB: {kinds}"
                 ] = None
             else:
-                lines.setdefault(f"memory differs from the plan, in GB: {kinds}", []).append(found.rank)
+                lines.setdefault(f"memory differs from the plan, in GB: {kinds}", []).append(each.number)
     columns = ["rank", "stages", "peak GB", "planned GB", "difference", "FLOPs/planned", "waits", "faults"]
     show_table(columns, rows, title=title)
     for line, ranks in lines.items():

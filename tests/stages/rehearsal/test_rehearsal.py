@@ -314,6 +314,32 @@ def test_memory_may_differ_by_a_segment_or_a_twentieth(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["schedule=fsdp", "optimizer=adamw"],
+        ["schedule=hsdp", "optimizer=muon"],
+        ["schedule=fsdp", "optimizer=muon", "schedule.microbatches=8", "schedule.keep_weights=true"],
+    ],
+)
+def test_a_process_with_shards_takes_what_is_planned(changes: list[str]) -> None:
+    config = _shipped("1b", *SHALLOW, "parallel.stages=4", "schedule.microbatches=4", *changes)
+    [compared] = rehearse(config, device="cuda")
+    assert not compared.found.faults
+    assert compared.difference == pytest.approx(0, abs=0.03), list(compared.by_kind())
+    assert compared.flops == pytest.approx(compared.planned_flops, rel=0.02)
+    for kind in ("master", "optimizer"):
+        assert compared.found.peak[kind] == pytest.approx(compared.planned[kind], rel=1e-3), kind
+
+
+@pytest.mark.parametrize(("schedule", "rank"), [("fsdp", 0), ("1f1b", 1)])
+def test_on_a_cpu_nothing_is_taken_for_a_gpu(schedule: str, rank: int) -> None:
+    """Of a rank that computes the loss, whose gradient autograd makes itself."""
+    config = changed(_small(schedule, precision="float32"), {"site.device": "cpu"})
+    assert not rehearse_rank(config, rank=rank, data_rank=0, device="cpu").findings
+
+
+@pytest.mark.slow
 def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
     settings = ["model=nano", "parallel.stages=2", "optimizer.lr=1e-3", "train.precision=bfloat16"]
     settings += ["optimizer=adamw", "schedule.microbatches=2", "train.steps=8", "model.layers=4"]
@@ -324,20 +350,18 @@ def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
     shown = succeeded("rehearse", folder, "--rank", "1", "--csv", file)
     with file.open(encoding="utf-8", newline="") as opened:
         rows = list(csv.DictReader(opened))
-    # Seeds are alike; the last rank of a V has the middle of the model.
-    assert [(row["schedule"], row["rank"], row["of_stages"]) for row in rows] == [
+    # Seeds are alike; the last rank of a V has the middle of the model, and a process of fsdp all of it.
+    assert {(row["schedule"], row["rank"], row["of_stages"]) for row in rows} == {
         ("1f1b", "1", "1"),
+        ("fsdp", "1", "0"),
         ("2bw-v", "1", "1 2"),
-    ]
+    }
     for row in rows:
         kinds = {name.removeprefix("found_") for name in row if name.startswith("found_")}
         of_kinds = sum(int(row[f"found_{kind}"] or 0) for kind in kinds - {"bytes", "flops"})
         assert of_kinds == int(row["found_bytes"])
         assert f"{int(row['found_bytes']) / 1e9:.2f}" in shown.output
-    [left_out] = [line for line in shown.errors.splitlines() if "left out" in line]
-    assert "shards of fsdp are not rehearsed" in left_out
-    sharded = next(folder.glob("runs/fsdp-*"))
-    assert "not rehearsed; accepted: runs of pipelines" in refusal("rehearse", sharded)
+    assert "has ranks 0 to 1" in refusal("rehearse", next(folder.glob("runs/fsdp-*")), "--rank", "2")
 
 
 @pytest.mark.slow
