@@ -275,6 +275,26 @@ def test_a_doubled_synchronous_batch_is_a_choice_as_well(fastest: float | None) 
     assert all(math.isfinite(loss) for _, losses in hours for loss in losses)
 
 
+def test_the_sentence_names_fsdp_and_what_else_it_was_measured_against() -> None:
+    """And twice the batch, which has a sentence of its own, against the same arms."""
+    sharded = [("1f1b", 1200, curve(1200), 1000.0), ("fsdp", 1200, curve(1200), 1100.0)]
+    runs = runs_of([*sharded, *DELAYED])
+    twice = runs_of(
+        [("1f1b", steps, curve(2 * steps), 1050.0) for steps in (450, 600, 750)],
+        **{"schedule.microbatches": 4},
+    )
+    runs += [replace(each, id=f"{each.id}-twice") for each in twice]
+    sentences, _ = verdict_lines(averaged(runs))
+    [delayed] = [sentence for sentence in sentences if "2bw muon reaches" in sentence]
+    [larger] = [sentence for sentence in sentences if "2bw" not in sentence]
+    among = "synchronous schedule that was run, fsdp (over 1f1b, fsdp as measured here)"
+    assert among in delayed
+    assert among in larger
+    assert delayed.startswith("Pays: ")
+    pipelines = verdicts(averaged(runs_of([sharded[0], *DELAYED])))
+    assert not any("as measured here" in verdict.sentence for verdict in pipelines)
+
+
 def test_throughput_is_relative_to_the_fastest_synchronous_schedule() -> None:
     """Of any number of steps: a few are enough for a speed."""
     sync, fastest, delayed, _ = averaged(
