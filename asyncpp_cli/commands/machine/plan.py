@@ -443,6 +443,7 @@ def _offer(chosen: Any, found: Any, order: Order, tokens: int, *, number: int, t
     from asyncpp_cli.base.atomic_files import write_output
     from asyncpp_cli.base.console import quoted, say
     from asyncpp_cli.planner import templates
+    from asyncpp_cli.planner.costs.roofline import Roofline
 
     settings = templates.settings_of(chosen, order.base)
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
@@ -458,4 +459,7 @@ def _offer(chosen: Any, found: Any, order: Order, tokens: int, *, number: int, t
     say(f"Wrote {template.file}: asyncpp sweep {name} --list")
     if other is not None:
         words = f"asyncpp sweep {name} --out E; asyncpp launch E; asyncpp report E --for {template.what}"
-        say(f"It decides whether the delay pays: {words} --gpus {order.gpus}")
+        words += f" --gpus {order.gpus} --tokens-per-step {tokens}"
+        if isinstance(order.costs, Roofline):
+            words += f" --device {quoted(order.costs.device.name)}"
+        say(f"It decides whether the delay pays: {words}")

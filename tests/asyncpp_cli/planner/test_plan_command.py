@@ -59,7 +59,8 @@ def test_the_template_of_a_plan_decides_whether_its_delay_pays(tmp_path: Path) -
     assert all(config.parallel.stages * config.parallel.data == 4 for config in configs)
     settings = said.split("as settings: ")[1].splitlines()[0].split()
     assert f"schedule.microbatches={delayed[0].schedule.microbatches}" in settings
-    assert "asyncpp launch E; asyncpp report E --for nano --gpus 4" in said
+    for_nano = "--for nano --gpus 4 --tokens-per-step 4096 --device h100"
+    assert f"asyncpp launch E; asyncpp report E {for_nano}" in said
 
 
 def test_the_title_says_what_is_assumed() -> None:
