@@ -47,9 +47,9 @@ from schedules.dependencies import Place
 from stages.comm.collectives import Exchange
 from stages.comm.communicator import Work
 from stages.comm.process import Process
-from stages.comm.topology import Connection, connect
+from stages.comm.topology import connect
 from stages.config.run_config import ModelConfig, RunConfig
-from stages.config.segments import schedule_facts, segment_program
+from stages.config.segments import as_trained, is_sharded, schedule_facts, segment_program, shards_of
 from stages.data.batches import Batches
 from stages.pipeline.build import Rank
 from stages.pipeline.evaluation import evaluate
@@ -214,7 +214,12 @@ class _RecordedCommunicator:
         other."""
 
     def _begin(
-        self, kind: str, given: Sequence[Tensor], into: Sequence[Tensor] = (), peer: int | None = None
+        self,
+        kind: str,
+        given: Sequence[Tensor],
+        into: Sequence[Tensor] = (),
+        peer: int | None = None,
+        parts: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
     ) -> _RecordedWork:
         process = self._process
         number = next(process.numbers)
@@ -222,7 +227,7 @@ class _RecordedCommunicator:
         of_all = [*given, *into] if kind == "broadcasts" else given or into
         size = sum(tensor.numel() for tensor in of_all)
         stream = process.streams.current
-        process.events.append(Operation(number, self._name, kind, peer_rank, size, stream))
+        process.events.append(Operation(number, self._name, kind, peer_rank, size, stream, parts))
         with _disable_current_modes():
             for tensor in () if kind == "broadcasts" else into:
                 tensor.data.zero_()
@@ -247,6 +252,9 @@ class _RecordedCommunicator:
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> Work:
         return self._begin("allgather", inputs, outputs[0])
 
+    def _allgather_base(self, output: Tensor, given: Tensor, /) -> Work:
+        return self._begin("allgather", [given], [output])
+
     def broadcast(self, tensor: Tensor, root: int, /) -> Work:
         assert self._coalesced is not None, "one operation for each run"
         self._coalesced.append((tensor, self._ranks[root] == self._process.rank))
@@ -269,7 +277,8 @@ class _RecordedCommunicator:
     def alltoall_base(
         self, output: Tensor, input_: Tensor, output_sizes: list[int], input_sizes: list[int], /
     ) -> Work:
-        return self._begin("alltoall", [input_], [output])
+        parts = (tuple(input_sizes), tuple(output_sizes))
+        return self._begin("alltoall", [input_], [output], parts=parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,7 +363,8 @@ def tiny_run(config: RunConfig) -> RunConfig:
         # A model of a factory has none.
         tied=config.model.tied and config.parallel.shard_head,
     )
-    if not config.parallel.shard_head:  # its head must be the decoder's
+    # The head in shards must be the decoder's; a decoder's matrices have owners under `fully_shard`.
+    if not config.parallel.shard_head and not is_sharded(config):
         model = replace(model, factory=f"{__name__}:tiny")
     data = replace(config.data, context=2)
     return replace(config, model=model, data=data, train=replace(config.train, microbatch_size=1))
@@ -375,50 +385,46 @@ def record(
     """
     if not uses:
         config = tiny_run(config)
+    config = as_trained(config)
     program = segment_program(config, first_step=0, steps=config.train.steps)
-    data_ranks = config.parallel.data
-    size = program.num_ranks * data_ranks
+    size = program.num_ranks * config.parallel.data
     recording = Recording(events=[[] for _ in range(size)], receives=[{} for _ in range(size)])
-    connections: list[Connection] = []
-    processes: list[RecordedProcess] = []
-    streams = [RecordedStreams(events) for events in recording.events]
-    for number in range(size):
-        process = RecordedProcess(
-            rank=number,
-            local_rank=number,
-            pids=[],
-            size=size,
-            device=torch.device("cpu"),
-            timeout=datetime.timedelta(seconds=1),
-            start_timeout=datetime.timedelta(seconds=1),
-            address="127.0.0.1",
-            # No other process is contacted.
-            member=cast(Any, None),
-            meetings=cast(Any, None),
-            store=HashStore(),
-            host_staged=False,
-            recording=recording,
-            streams=streams[number],
-            uses=RecordedUses(recording.events[number], [streams[number]]) if uses else None,
-        )
-        processes.append(process)
-        connection = connect(
-            process,
-            program,
-            shape=facts(config).activation_shape,
-            dtype=torch.float32,
-            common_step=schedule_facts(config).updates_together,
-        )
-        links: Any = _RecordedLinks(connection.links, recording, number)
-        connections.append(replace(connection, links=links))
     with monkeypatch.context() as patch:
-        next_streams = iter(streams)
-        patch.setattr(stages.pipeline.build, "streams_of", lambda device: next(next_streams))
-        ranks = ranks_with(config, connections)
-        for state in (state for rank in ranks for state in rank.stages.values()):
-            with state.weights.receiving_initial():
-                pass  # the recording has no values
-        for process, rank in zip(processes, ranks, strict=True):
+        # One process after the other: torch has one default group, which `fully_shard` asks for.
+        for number in range(size):
+            streams = RecordedStreams(recording.events[number])
+            patch.setattr(stages.pipeline.build, "streams_of", lambda device, streams=streams: streams)
+            process = RecordedProcess(
+                rank=number,
+                local_rank=number,
+                pids=[],
+                size=size,
+                device=torch.device("cpu"),
+                timeout=datetime.timedelta(seconds=1),
+                start_timeout=datetime.timedelta(seconds=1),
+                address="127.0.0.1",
+                # No other process is contacted.
+                member=cast(Any, None),
+                meetings=cast(Any, None),
+                store=HashStore(),
+                host_staged=False,
+                recording=recording,
+                streams=streams,
+                uses=RecordedUses(recording.events[number], [streams]) if uses else None,
+            )
+            connection = connect(
+                process,
+                program,
+                shape=facts(config).activation_shape,
+                dtype=torch.float32,
+                common_step=schedule_facts(config).updates_together,
+                shards=shards_of(config) if is_sharded(config) else None,
+            )
+            links: Any = _RecordedLinks(connection.links, recording, number)
+            [rank] = ranks_with(config, [replace(connection, links=links)])
+            for state in rank.stages.values():
+                with state.weights.receiving_initial():
+                    pass  # the recording has no values
             to_host = _copies_of(process.events, process.streams)
             for module in (stages.update.update_phases, stages.update.async_update):
                 patch.setattr(module, "to_host", to_host)

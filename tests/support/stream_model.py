@@ -39,6 +39,8 @@ class Operation(NamedTuple):
     """Elements."""
     stream: str
     """Stream whose queued work it waits for."""
+    parts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    """Of an all-to-all: elements that it sends each member, and that it receives from each."""
 
 
 class Wait(NamedTuple):
@@ -126,6 +128,14 @@ class Recording:
 
 
 _ANSWERS = {"send": "recv", "recv": "send"}
+
+
+def _fit(operations: Sequence[Operation]) -> bool:
+    """Whether members of a communicator send what the others receive; they come in its order."""
+    parts = [operation.parts for operation in operations if operation.parts is not None]
+    if parts:
+        return [*zip(*(sent for sent, _ in parts), strict=True)] == [received for _, received in parts]
+    return len({operation.size for operation in operations}) == 1
 
 
 @dataclass
@@ -308,7 +318,7 @@ class Streams:
                 if any(head.peer is not None for head in heads.values()):
                     return
                 done = list(members)
-            assert len({heads[member].size for member in done}) == 1, f"{name}: {heads}"
+            assert _fit([heads[member] for member in done]), f"{name}: {heads}"
             for member in done:
                 self.ranks[member].heads[name] += 1
                 self.ranks[member].done.add(heads[member].number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
@@ -190,6 +191,31 @@ def test_nor_in_an_evaluation(schedule: str, monkeypatch: pytest.MonkeyPatch) ->
             config = config_of(case)
             config = changed(config, {"train.eval_microbatches": 5})
             check_no_hang(record(config, monkeypatch, evaluates=True), case)
+
+
+@pytest.mark.parametrize("schedule", ["fsdp", "hsdp"])
+@pytest.mark.slow
+def test_nor_do_processes_that_share_the_model(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They gather weights, reduce gradients and send matrices to owners, all in one order."""
+    settings: dict[str, Any] = {"stages": 4, "microbatches": 8, "steps": 2, "eval_interval": 2}
+    config = small_config(schedule, layers=2, optimizer="muon", **settings)
+    recording = record(config, monkeypatch, evaluates=True)
+    check_no_hang(recording, Case(schedule, stages=1, microbatches=2, data=4))
+    kinds = {"data", "shards", "matrices"} | ({"replicas"} if schedule == "hsdp" else set())
+    used = {
+        event.communicator for events in recording.events for event in events if isinstance(event, Operation)
+    }
+    assert all(any(kind in name for name in used) for kind in kinds)
+    # The model would see an order that differs: one process gathers before it reduces.
+    first = recording.events[0]
+    collectives = [place for place, event in enumerate(first) if isinstance(event, Operation)]
+    here, there = next(
+        (one, other)
+        for one, other in pairwise(collectives)
+        if first[one].communicator == first[other].communicator and first[one].kind != first[other].kind
+    )
+    first[here], first[there] = first[there], first[here]
+    assert hangs(recording)
 
 
 def test_two_ranks_that_synchronise_at_once_may_hang_and_seldom_do(recorded: Any) -> None:
