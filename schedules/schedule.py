@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 from schedules.actions import Program
 from schedules.options import OPTIONS
@@ -46,16 +45,15 @@ class Schedule:
     """
     default_interval: Callable[[int], int] | None = None
     """Default update interval for m micro-batches per step; None: all stages update together, each step."""
+    options: frozenset[str] = field(init=False)
+    """The options that the schedule takes."""
+    lead_options: frozenset[str] = field(init=False)
+    """The options that `lead` takes."""
 
-    @cached_property
-    def options(self) -> frozenset[str]:
-        """The options that the schedule takes."""
-        return options_of(self.program)
-
-    @cached_property
-    def lead_options(self) -> frozenset[str]:
-        """The options that `lead` takes."""
-        return frozenset() if self.lead is None else options_of(self.lead)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", options_of(self.program))
+        lead_options = frozenset() if self.lead is None else options_of(self.lead)
+        object.__setattr__(self, "lead_options", lead_options)
 
     @property
     def can_shard_head(self) -> bool:

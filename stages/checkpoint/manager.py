@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -38,7 +37,7 @@ from stages.comm.communicator import in_background
 from stages.comm.process import Process
 from stages.comm.rendezvous.authenticated import Json
 from stages.comm.rendezvous.client import Meetings
-from stages.update.optimizer_step import STEPS_TO_FULL_STATE, StageState, UpdateState
+from stages.update.optimizer_step import STEPS_TO_FULL_STATE, StageState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,10 +205,6 @@ class Checkpoints:
         """
         misfit = None
 
-        @cache
-        def expected(number: int, updates: int) -> UpdateState:
-            return stages[number].update.state_after(updates)
-
         steps, without_rows = self._on_rank_0(self._begin)
         if without_rows and not steps:
             raise LostCheckpointError(
@@ -220,7 +215,7 @@ class Checkpoints:
             wrong = self._damage(folder)
             if wrong is None:
                 try:
-                    progress, wrong = self._read(folder, stages, initial_versions(step), expected), None
+                    progress, wrong = self._read(folder, stages, initial_versions(step)), None
                 except CheckpointError as error:
                     progress, wrong = None, str(error)
                 # All wait here until the slowest has read: other meetings have shorter limits.
@@ -252,22 +247,16 @@ class Checkpoints:
             print(f"warning: checkpoint {folder} is not used: the metrics have lost rows", file=sys.stderr)
         return [step for step in steps if step not in lost], lost
 
-    def _read(
-        self,
-        folder: Path,
-        stages: Sequence[StageState],
-        versions: Sequence[int],
-        expected: Callable[[int, int], UpdateState],
-    ) -> Progress:
+    def _read(self, folder: Path, stages: Sequence[StageState], versions: Sequence[int]) -> Progress:
         """Read a checkpoint into the tensors of the stages, and of the states that optimizers and corrections
-        must have: `expected`, from the number of a stage and its updates."""
+        must have after as many updates."""
         index = files.read_index(folder)
         files.check_owner(index, self._owners)
         reader = CheckpointReader(folder, index)
         saved = Saved(reader.forms(), index.stages)
         states = [
-            expected(number, min(saved.updates(stage.weights.master.names), STEPS_TO_FULL_STATE))
-            for number, stage in enumerate(stages)
+            stage.update.state_after(min(saved.updates(stage.weights.master.names), STEPS_TO_FULL_STATE))
+            for stage in stages
         ]
         targets = [saved.targets(stage, versions, state) for stage, state in zip(stages, states, strict=True)]
         for stage_targets in targets:

@@ -46,12 +46,12 @@ class ReductionPlan:
     number_bytes: int
     """Bytes of one entry."""
 
-    @cached_property
+    @property
     def parts(self) -> tuple[int, ...]:
         """Number of entries that each data rank owns."""
         return self.ownership.parts
 
-    @cached_property
+    @property
     def largest_piece(self) -> int:
         """The most entries of an owner's part in one round."""
         return max(1, min(max(self.parts), ROUND_BYTES // (len(self.parts) * self.number_bytes)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 from math import prod
 
@@ -27,11 +27,8 @@ class Ownership:
     """For each parameter, the number of its entries that each data rank owns."""
     runs: tuple[tuple[Run, ...], ...]
     """The runs of entries that each data rank owns, in the model's order."""
-
-    @cached_property
-    def parts(self) -> tuple[int, ...]:
-        """Number of entries that each data rank owns."""
-        return tuple(sum(end - start for start, end in runs) for runs in self.runs)
+    parts: tuple[int, ...]
+    """Number of entries that each data rank owns."""
 
 
 def runs_between(runs: Sequence[Run], first: int, last: int) -> tuple[Run, ...]:
@@ -99,6 +96,7 @@ def _assign_owners(shapes: tuple[Shape, ...], data_ranks: int) -> Ownership:
         owned=tuple(map(tuple, owned)),
         shares=tuple(shares),
         runs=tuple(map(tuple, runs)),
+        parts=tuple(loads),
     )
 
 

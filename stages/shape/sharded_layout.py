@@ -10,8 +10,7 @@ With several groups (HSDP) each of them holds all of the model, and updates what
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stages.shape.head import rows_name
@@ -50,6 +49,21 @@ class Layout:
     processes: int
     shards: int
     """Processes that hold the whole model together; consecutive ones."""
+    matrices: tuple[Piece, ...] = field(init=False)
+    """What goes to owners, in the model's order."""
+    owners: tuple[int, ...] = field(init=False)
+    """The owner of each of `matrices`: the largest first, to the process with least so far."""
+
+    def __post_init__(self) -> None:
+        moving = [number for number in range(len(self.shapes)) if self.moves(number)]
+        matrices = [
+            piece for number in moving for piece in self._pieces(number, range(self.shapes[number][0]))
+        ]
+        shapes = [self.shapes[number] for number in moving]
+        owned = assign_owners(shapes, data_ranks=self.processes).owned
+        owner_of = {member: process for process, members in enumerate(owned) for member in members}
+        object.__setattr__(self, "matrices", tuple(matrices))
+        object.__setattr__(self, "owners", tuple(owner_of[member] for member in range(len(matrices))))
 
     def rows(self, parameter: int, process: int) -> range:
         """The rows of a parameter that a process holds."""
@@ -76,24 +90,6 @@ class Layout:
         shape = self.shapes[parameter]
         stays = self.processes == 1 or (is_stack(shape) and shape[0] % self.shards == 0)
         return not (self.in_place[parameter] or stays)
-
-    @cached_property
-    def matrices(self) -> tuple[Piece, ...]:
-        """What goes to owners, in the model's order."""
-        return tuple(
-            piece
-            for parameter, shape in enumerate(self.shapes)
-            if self.moves(parameter)
-            for piece in self._pieces(parameter, range(shape[0]))
-        )
-
-    @cached_property
-    def owners(self) -> tuple[int, ...]:
-        """The owner of each of `matrices`: the largest first, to the process with least so far."""
-        shapes = [self.shapes[number] for number in range(len(self.shapes)) if self.moves(number)]
-        owned = assign_owners(shapes, data_ranks=self.processes).owned
-        owner_of = {member: process for process, members in enumerate(owned) for member in members}
-        return tuple(owner_of[member] for member in range(len(self.matrices)))
 
     def to_owners(self, process: int) -> tuple[list[Route], list[Route]]:
         """What a process sends of its gradients, and what it receives, within its group."""
