@@ -47,7 +47,8 @@ class Growth(NamedTuple):
         return float(self.width ** ((0 if role in GROWING else 1) - power))
 
     def epsilon_factor(self, role: str) -> float:
-        """Factor of the epsilon that Adam and its relatives add to the root of the second moment."""
+        """Factor of the epsilon that Adam and its relatives add to the root of the second moment: as small as
+        the gradients of parameters of this role."""
         return 1 / (self.width * (self.depth if role in IN_BLOCKS else 1.0))
 
 

@@ -38,7 +38,8 @@ class Analysis:
 
 
 class Staleness(NamedTuple):
-    """Some of the properties of a program, as `Analysis` has them, by stage."""
+    """How old the weights of a program are, and how many versions it needs: fields of `Analysis`, by stage,
+    that are counted without the others."""
 
     delay_min: tuple[int, ...]
     delay_max: tuple[int, ...]

@@ -28,10 +28,11 @@ class RankBytes:
 
     rank: int
     of: str
-    """Title, after the rank's."""
+    """What the bytes are of; ends the counter's title, which begins with the rank."""
     at: float
-    """In the timeline's unit."""
+    """Time from which on they are held, in the timeline's unit."""
     kinds: Mapping[str, int]
+    """Bytes by kind."""
 
 
 def chrome_trace(

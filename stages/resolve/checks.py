@@ -22,8 +22,10 @@ from stages.resolve.schedule import check_schedule_name, resolve_schedule
 def resolve(
     config: RunConfig, *, seen: dict[str, int | DataError] | None = None
 ) -> Resolved | list[ConfigError]:
-    """The facts of a run, or what is wrong with its settings; of checks that rely on each other, what the
-    first one finds.
+    """The facts of a run, or a list of what is wrong with its settings.
+
+    Checks of one block rely on each other: the first problem in it ends the block. Later blocks report
+    problems of their own.
 
     Args:
         config: the run's configuration.

@@ -42,8 +42,11 @@ def _overlaps(programs: Sequence[Program], stage: int) -> bool:
 
 
 def _runs_ahead(programs: Sequence[Program], stage: int) -> bool:
-    """Whether `stage`, a shard of a tied head, gathers gradients of the head for the step after that whose
-    gradients of the embedding are missing."""
+    """Whether `stage` gathers gradients of two steps at once, as a shard of a tied head may.
+
+    Its matrix gets gradients as head and as embedding. Those as embedding come last, when those as head may
+    already belong to the next step.
+    """
     for program in programs:
         if not program.tied_shards or stage <= program.loss_stage:
             continue
