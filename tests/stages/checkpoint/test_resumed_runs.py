@@ -212,6 +212,7 @@ def exported(folder: Path, config: RunConfig) -> bytes:
 
 @pytest.mark.parametrize("cuts", [([1.5, 2.5], [3, 1]), ([3, 1], [2.5, 1.5]), ([0.5, 3.5], [1.5, 1, 1.5])])
 @pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_cut_within_blocks(
     cuts: tuple[list[float], list[float]], experts: bool, tmp_path: Path
 ) -> None:
@@ -261,6 +262,7 @@ def test_a_v_goes_on_as_1f1b_and_back(split: bool, optimizer: str, tmp_path: Pat
         torch.testing.assert_close(in_v.weights[name], weight, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_v_starts_synchronously_as_1f1b_does(tmp_path: Path) -> None:
     """The synchronous steps are those of v-min, whose stages are on the same ranks."""
     config = saving(small_config("2bw-v", microbatches=4, steps=6, precision="float64"))

@@ -292,6 +292,7 @@ def test_memory_of_deeper_and_wider_layouts(
         ("interleaved-1f1b", [0.5, 1.5, 0.5, 1.5], {"recompute": "selective"}),
     ],
 )
+@pytest.mark.slow
 def test_memory_of_stages_that_begin_and_end_within_a_block(
     schedule: str, cut: list[float], options: dict[str, Any], family: str
 ) -> None:

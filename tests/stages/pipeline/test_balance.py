@@ -214,6 +214,7 @@ def test_without_balance_the_biases_stay_zero_and_loads_are_measured() -> None:
     assert rows.of_kind("segment")[0]["experts"]["max_over_mean"][0] > 1
 
 
+@pytest.mark.slow
 def test_a_resumed_run_without_balance_has_the_memory_of_the_whole_one(tmp_path: Path) -> None:
     """Of four versions one alone is written after the checkpoint."""
     config = saving(mixture("2bw", delay=3, steps=5))
@@ -259,6 +260,7 @@ def test_a_distributed_run_goes_on_from_a_replay_to_its_bits(tmp_path: Path) -> 
     assert any(row["experts"]["max_over_mean"][-1] > 1.0 for row in whole[0] if row["kind"] == "segment")
 
 
+@pytest.mark.slow
 def test_biases_are_saved_by_name_and_reshard(tmp_path: Path) -> None:
     def cut(stages: int, data: int) -> RunConfig:
         config = mixture("2bw", stages=2, layers=4, microbatches=8 // data)

@@ -83,6 +83,7 @@ def test_runs_of_three_processes_are_their_replays_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize(("optimizer", "coefficient"), [("adamw", 1.0), ("muon", 0.0)])
+@pytest.mark.slow
 def test_the_v_trains_as_2bw_does_on_the_same_stages(split: bool, optimizer: str, coefficient: float) -> None:
     settings: dict[str, Any] = {"steps": 6, "optimizer": optimizer, "coefficient": coefficient}
     folded, of_2bw = (

@@ -95,6 +95,7 @@ def test_the_gradient_is_that_of_each_document_alone(
     ("schedule", "family", "data"),
     [("1f1b", "llama", 1), ("2bw", "llama", 2), ("2bw-v", "tied", 2), ("2bw", "mup", 1)],
 )
+@pytest.mark.slow
 def test_losses_in_training_and_validation_are_those_of_each_document_alone(
     schedule: str, family: str, data: int, tmp_path: Path
 ) -> None:
