@@ -188,7 +188,7 @@ def memory(config: RunConfig, sharding: Sharding, *, lasting: bool = False) -> d
         leaving += lasting * _summing(block.parameters, ranks) * size.master
         moments += [
             moment(others + blocks[number], reduced, whole, below + held[number], passing, recomputed),
-            moment(others, reduced + shards[number], whole, below, leaving),
+            moment(others, reduced + (not lasting) * shards[number], whole, below, leaving),
         ]
     reduced = earlier or sum(shards)
     moments += [
