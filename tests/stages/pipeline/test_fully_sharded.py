@@ -113,7 +113,7 @@ def test_in_float64_weights_are_those_of_1f1b_to_1e_12(processes: int) -> None:
     Without SOAP, whose bases make more of the last digit; its bits are compared above.
     """
     chance = random.Random(f"{processes} 0")
-    configs = [drawn(chance, processes=processes) for _ in range(6)]
+    configs = [drawn(chance, processes=processes) for _ in range(10)]
     for config, found in zip(configs, in_shards(configs, processes=processes), strict=True):
         reference = replayed(replace(config, schedule=replace(config.schedule, name="fsdp"))).result.weights
         weights = {name: values for each in found for name, values in each["weights"].items()}
