@@ -284,7 +284,7 @@ def test_the_sentence_names_fsdp_and_what_else_it_was_measured_against() -> None
         **{"schedule.microbatches": 4},
     )
     runs += [replace(each, id=f"{each.id}-twice") for each in twice]
-    sentences, _ = verdict_lines(averaged(runs))
+    sentences, _ = lines_of(averaged(runs))
     [delayed] = [sentence for sentence in sentences if "2bw muon reaches" in sentence]
     [larger] = [sentence for sentence in sentences if "2bw" not in sentence]
     among = "synchronous schedule that was run, fsdp (over 1f1b, fsdp as measured here)"

@@ -309,7 +309,7 @@ def test_memory_may_differ_by_a_segment_or_a_twentieth(
     planned: int, difference: int, as_planned: bool, small: Rehearsal
 ) -> None:
     found = replace(small, peak=Counter(weights=planned + difference), compiled=False)
-    compared = ComparedRank(found=found, planned=Counter(weights=planned), planned_flops=None)
+    compared = ComparedRank(number=0, found=found, planned=Counter(weights=planned), planned_flops=None)
     assert compared.is_as_planned is as_planned
 
 
