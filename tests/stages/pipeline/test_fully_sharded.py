@@ -48,6 +48,8 @@ def config_of(case: dict[str, Any], *, processes: int, schedule: str = "fsdp") -
     config = small_config(schedule, stages=processes, family=family, **settings)
     if family != "mup":
         config = replace(config, model=replace(config.model, width=64))
+    if family == "qwen3":  # whose norms have a head's width
+        config = replace(config, model=replace(config.model, heads=1, kv_heads=1))
     return replace(config, schedule=replace(config.schedule, **kept))
 
 
