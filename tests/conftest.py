@@ -141,6 +141,15 @@ def _restore_handlers() -> None:
 
 
 @pytest.fixture(autouse=True)
+def own_process_group() -> Iterator[None]:
+    """Destroy the group of a model in shards, which stays in a process: transformers saves on rank 0."""
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized() and distributed.get_backend() == "silent":
+        distributed.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
 def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Forget modules imported from temporary folders: the next test may write others of the same names."""
     yield

@@ -1,17 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-import torch.distributed as dist
-
 from stages.comm.sharding import silent_mesh
-
-
-@pytest.fixture(autouse=True)
-def no_group_afterwards() -> Iterator[None]:
-    yield
-    dist.destroy_process_group()
 
 
 def test_the_mesh_knows_all_processes_though_it_meets_none() -> None:
