@@ -192,10 +192,11 @@ def least_with(config: RunConfig, shared: Shared, times: StageTimes) -> float:
 def step_with(config: RunConfig, shared: Shared, times: StageTimes) -> StepTime:
     """The step of a run whose stages take so long."""
     program = shared.program(config)
+    pace = 0.0 if program.geometry.is_flushed else shared.pace(config).seconds(times)
     if not (config.parallel.shard_gradients and program.program.updates_together):
-        return program.step(times)
+        return program.step(times, pace=pace)
     # The next backward waits for the reduction, which therefore counts as an update. It is not work.
     updating = tuple(a + b for a, b in zip(times.update, times.reduction, strict=True))
-    step = program.step(replace(times, update=updating, reduction=(0.0,) * len(updating)))
+    step = program.step(replace(times, update=updating, reduction=(0.0,) * len(updating)), pace=pace)
     waiting = sum(times.reduction) / config.parallel.stages / step.seconds
     return replace(step, bubble=step.bubble + waiting)

@@ -253,8 +253,14 @@ class LayoutProgram:
                     held[ranks[channel.source]] += bytes_of[channel.kind] * (most + EMBEDDED_AHEAD + 1)
         return held
 
-    def step(self, times: StageTimes) -> StepTime:
-        """The steady state of a step of the run whose stages take so long."""
+    def step(self, times: StageTimes, *, pace: float) -> StepTime:
+        """The steady state of a step of the run whose stages take so long.
+
+        Args:
+            times: of the stages.
+            pace: seconds after which the next micro-batch can follow, at least (`Pace`); 0 of steps that are
+                flushed. A short program may not show it, since its update takes longer than its messages.
+        """
         geometry, program = self.geometry, self.program
         microbatches = geometry.shape.microbatches + geometry.further
         of_microbatch = self._of_microbatch(times)
@@ -274,7 +280,7 @@ class LayoutProgram:
                 further = geometry.further - geometry.period
                 longer = self._longer._seconds(self._costs(times, further=further))
                 each = max(fullest, (longer - seconds) / geometry.period)
-            seconds += geometry.further * each
+            seconds += geometry.further * max(each, pace)
         busy = microbatches * sum(of_microbatch) + updates * sum(times.update)
         return StepTime(seconds=seconds, bubble=max(0.0, 1 - busy / program.num_ranks / seconds))
 
