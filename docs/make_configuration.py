@@ -120,7 +120,7 @@ def _accepted(declared: KeyFacts, *, meaning: str) -> list[str]:
     if declared.high <= 1 or declared.below is not None:
         bounds = {"≥": declared.low, ">": declared.above, "<": declared.below, "≤": declared.high}
         accepted += [f"{sign} {bound:g}" for sign, bound in bounds.items() if bound not in (None, LARGEST)]
-    choices = [f"`{choice}`" for choice in declared.choices]
+    choices = [] if ":" in declared.also else [f"`{choice}`" for choice in declared.choices]
     return accepted + ([] if all(choice in meaning for choice in choices) else [" or ".join(choices)])
 
 

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.runs.settings import DEFAULTS, SECTIONS, SettingError, check_key, typed
+from asyncpp_cli.runs.settings import DEFAULTS, SECTIONS, SettingError, accepted, check_key
 
 
 def _mul(*factors: Any) -> Any:  # OmegaConf would check another type
@@ -105,7 +105,8 @@ def interpolated(settings: Mapping[str, Any], variables: Mapping[str, Any]) -> d
         container = OmegaConf.create(tree)
     except OmegaConfBaseException as error:
         raise SettingError(next(iter(pending)), _first_line(error)) from error
-    return {**settings, **{key: typed(key, _value(container, key, value)) for key, value in pending.items()}}
+    found = {key: accepted(key, _value(container, key, value)) for key, value in pending.items()}
+    return {**settings, **found}
 
 
 def resolved_file(content: dict[str, Any], *, where: str) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.interpolation import interpolated, is_interpolated
 from asyncpp_cli.experiment.own_code import NOTHING, Confirmed, check_confirmed
-from asyncpp_cli.experiment.parsing import Condition, Grid, Model, parse, settings_of, with_model
+from asyncpp_cli.experiment.parsing import Condition, Grid, parse, settings_of, with_model
 from asyncpp_cli.experiment.pins import Pins, with_full_paths
-from asyncpp_cli.experiment.shipped import MODEL_SHAPE, template_names
+from asyncpp_cli.experiment.shipped import MODEL_SHAPE, Model, template_names
 from asyncpp_cli.experiment.speed_runs import loss_givers
 from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, accepted_values
 from asyncpp_cli.runs.experiment_folder import Cell

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import schedules
 from asyncpp_cli.base.console import refuse_all
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.interpolation import is_interpolated
-from asyncpp_cli.experiment.shipped import model_settings, recommended_settings
+from asyncpp_cli.experiment.shipped import Model, read_model
 from asyncpp_cli.experiment.template import (
     OWN_KEYS,
     SHORTHANDS,
@@ -21,22 +21,8 @@ from asyncpp_cli.experiment.template import (
     conditions,
     misspelt,
 )
-from asyncpp_cli.runs.settings import SECTIONS, SettingError, check_key, refusal, typed
+from asyncpp_cli.runs.settings import SECTIONS, SettingError, accepted, check_key
 from optimizers import NAMES as OPTIMIZERS
-from stages.config.keys import unknown
-from stages.shape.families import FAMILIES
-from stages.update.lr_schedule import SCHEDULES as LR_SCHEDULES
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """What a template's key `model` stands for."""
-
-    settings: Settings
-    """Settings of the section `model`. An empty name becomes that of the shape, once that is known."""
-    recommended: Settings
-    """Settings of other sections, for a cell that does not set them."""
-    name_prefix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +129,7 @@ class _Parser:
         try:
             if near := misspelt(key):
                 raise SettingError(key.partition(".")[0], f"unknown key; did you mean {near}?")
-            return _checked_settings_of(key, value, folder=template.folder)
+            return settings_of(key, value, folder=template.folder)
         except SettingError as error:
             is_key_of_template = not where and key.partition(".")[0] not in (*SECTIONS, "seed")
             no_suggestion = "accepted: " in str(error)
@@ -157,16 +143,24 @@ class _Parser:
 def settings_of(key: str, value: Any, *, folder: Path) -> Settings:
     """What a key of a template sets (see `Grid`).
 
+    Args:
+        key: in a template.
+        value: of the key.
+        folder: to which a model's file may be relative, too.
+
     Raises:
         SettingError: the key is unknown, or does not accept the value.
         UserError: the model is unknown.
     """
+    if key in SECTIONS and key not in SHORTHANDS:
+        raise SettingError(key, f"is a section: set {key}.{SECTIONS[key][0]} or another of its keys")
     if key == "model":
         return _model_of(value, folder)
     if key == "error_feedback" and isinstance(value, bool):
         value = 1.0 if value else 0.0
     dotted = SHORTHANDS.get(key, key)
-    return {dotted: value if is_interpolated(value) else typed(dotted, value)}
+    check_key(dotted)
+    return {dotted: value if is_interpolated(value) else accepted(dotted, value)}
 
 
 def _model_of(value: Any, folder: Path) -> Settings:
@@ -175,19 +169,13 @@ def _model_of(value: Any, folder: Path) -> Settings:
     if is_interpolated(name):
         return {"model": value}
     if isinstance(value, str):
-        found = model_settings(value, folder)
-        return {"model": Model(settings=found, recommended=recommended_settings(value, folder))}
+        return {"model": read_model(value, beside=folder)}
     if not isinstance(value, Mapping):
         raise SettingError("model", f"takes a model's name, file or shape, not {value!r}")
-    nameless: Settings = {"model.name": ""}
-    model = Model(settings=nameless, recommended={})
+    model = Model(settings={}, recommended={})
     if name is not None:
-        model = Model(
-            settings=model_settings(str(name), folder) | nameless,
-            recommended=recommended_settings(str(name), folder),
-            name_prefix=f"{Path(str(name)).stem}-",
-        )
-    own: Settings = {"model": model}
+        model = replace(read_model(str(name), beside=folder), name_prefix=f"{Path(str(name)).stem}-")
+    own: Settings = {"model": replace(model, settings=model.settings | {"model.name": ""})}
     for key in value.keys() - {"base"}:
         own |= settings_of(f"model.{key}", value[key], folder=folder)
     return own
@@ -198,30 +186,3 @@ def with_model(settings: Settings) -> Settings:
     model = settings.get("model")
     own = {key: value for key, value in settings.items() if key != "model"}
     return model.settings | own if isinstance(model, Model) else own
-
-
-def _checked_settings_of(key: str, value: Any, *, folder: Path) -> Settings:
-    if key in SECTIONS and key not in SHORTHANDS:
-        raise SettingError(key, f"is a section: set {key}.{SECTIONS[key][0]} or another of its keys")
-    check_key(SHORTHANDS.get(key, key))
-    found = settings_of(key, value, folder=folder)
-    for dotted, each in with_model(found).items():
-        if not is_interpolated(each) and (reason := _refusal(dotted, each)) is not None:
-            raise SettingError(dotted, reason)
-    return found
-
-
-def _refusal(key: str, value: Any) -> str | None:
-    names = _CATALOGUES.get(key)
-    if names is not None and value not in names and ":" not in value:
-        return unknown(value, names)
-    return refusal(key, value)
-
-
-_CATALOGUES = {
-    "schedule.name": (*schedules.KNOWN, "package.module:function"),
-    "optimizer.name": (*OPTIMIZERS, "package.module:name"),
-    "optimizer.schedule": tuple(LR_SCHEDULES),
-    "model.family": tuple(FAMILIES),
-}
-"""Names that keys accept."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.interpolation import resolved_file
 from asyncpp_cli.experiment.yaml_data import read_mapping
-from asyncpp_cli.runs.settings import SettingError, flatten, holds_text, typed, unset_keys
+from asyncpp_cli.runs.settings import SettingError, accepted, flatten, holds_text, unset_keys
 from stages.config.keys import unknown
 from stages.config.run_config import RunConfig
 
@@ -82,7 +83,20 @@ MODEL_SHAPE = frozenset(
 """Keys of a model that have no default."""
 
 
-def read_model(file: Path) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model of a template."""
+
+    settings: dict[str, Any]
+    """Settings of the section `model`, by dotted key. An empty name becomes that of the shape, once that is
+    known."""
+    recommended: dict[str, Any]
+    """Settings of other sections, for a cell that does not set them."""
+    name_prefix: str = ""
+    """Beginning of the name that an empty one becomes."""
+
+
+def model_content(file: Path) -> dict[str, Any]:
     """The content of a model's file, with its interpolations resolved.
 
     Raises:
@@ -95,44 +109,33 @@ def read_model(file: Path) -> dict[str, Any]:
     return resolved_file(read_mapping(file, holds_text=holds), where=str(file))
 
 
-def model_settings(name: str, beside: Path | None) -> dict[str, Any]:
-    """The settings `model.*` of a model template.
+def read_model(name: str, *, beside: Path | None) -> Model:
+    """A model by the name or file of its template.
 
     Raises:
-        UserError: there is no such template, or it is not a model.
+        UserError: there is no such template, it is not a model, or it recommends a key that it may not.
     """
     file = find_template("models", name, beside=beside)
-    content = {"name": file.stem} | read_model(file)
-    content.pop(RECOMMENDED, None)
+    content = {"name": file.stem} | model_content(file)
+    recommended = content.pop(RECOMMENDED, None) or {}
+    if not isinstance(recommended, dict):
+        raise UserError(f"{file}: {RECOMMENDED} must map keys to values")
     try:
-        settings = {f"model.{key}": typed(f"model.{key}", value) for key, value in content.items()}
+        settings = {f"model.{key}": accepted(f"model.{key}", value) for key, value in content.items()}
     except SettingError as error:
         raise UserError(f"{file}: {error.key.removeprefix('model.')}: {error}") from error
     if missing := sorted(MODEL_SHAPE - content.keys()):
         raise UserError(f"{file}: {missing[0]} is not set")
-    return settings
-
-
-def recommended_settings(name: str, beside: Path | None) -> dict[str, Any]:
-    """The settings of other sections that a model template recommends, if an experiment does not set them.
-
-    Raises:
-        UserError: there is no such template, or it recommends a key that it may not.
-    """
-    file = find_template("models", name, beside=beside)
-    content = read_model(file).get(RECOMMENDED) or {}
-    if not isinstance(content, dict):
-        raise UserError(f"{file}: {RECOMMENDED} must map keys to values")
     try:
-        settings = {key: typed(key, value) for key, value in flatten(content).items()}
+        recommended = {key: accepted(key, value) for key, value in flatten(recommended).items()}
     except SettingError as error:
         raise UserError(f"{file}: {RECOMMENDED}: {error.key}: {error}") from error
-    if wrong := [key for key in settings if key.partition(".")[0] not in _CAN_BE_RECOMMENDED]:
-        accepted = ", ".join(_CAN_BE_RECOMMENDED)
+    if wrong := [key for key in recommended if key.partition(".")[0] not in _CAN_BE_RECOMMENDED]:
         raise UserError(
-            f"{file}: {RECOMMENDED}: {wrong[0]} cannot be recommended; accepted: keys of {accepted}"
+            f"{file}: {RECOMMENDED}: {wrong[0]} cannot be recommended; accepted: keys of "
+            f"{', '.join(_CAN_BE_RECOMMENDED)}"
         )
-    return settings
+    return Model(settings=settings, recommended=recommended)
 
 
 RECOMMENDED = "recommended"

@@ -13,10 +13,9 @@ from asyncpp_cli.experiment.own_code import Confirmed, check_confirmed, confirme
 from asyncpp_cli.experiment.parsing import settings_of, with_model
 from asyncpp_cli.experiment.shipped import (
     another_size,
-    model_settings,
+    model_content,
     not_found,
     read_model,
-    recommended_settings,
     template_names,
 )
 from asyncpp_cli.experiment.template import load, parse_setting
@@ -96,7 +95,7 @@ def _is_model_file(what: str) -> bool:
     file = Path(what)
     if what in template_names("experiments") or not file.is_file():
         return False
-    return "layers" in read_model(file)
+    return "layers" in model_content(file)
 
 
 def _of_model(name: str, changes: Sequence[str], by_user: Confirmed) -> Base:
@@ -110,7 +109,8 @@ def _of_model(name: str, changes: Sequence[str], by_user: Confirmed) -> Base:
         "schedule.name": "1f1b",
         "optimizer.name": "adamw",
     }
-    defaults |= recommended_settings(name, None)
+    model = read_model(name, beside=None)
+    defaults |= model.recommended
     changed = {}
     for change in changes:
         key, equals, text = change.partition("=")
@@ -118,7 +118,7 @@ def _of_model(name: str, changes: Sequence[str], by_user: Confirmed) -> Base:
             raise UserError(f"{change!r} changes nothing: write KEY=VALUE, as in optimizer=muon")
         changed[key] = parse_setting(key, text)
     try:
-        config = with_settings(config, model_settings(name, None))
+        config = with_settings(config, model.settings)
         for key, value in (defaults | changed).items():
             config = with_settings(config, with_model(settings_of(key, value, folder=Path())))
     except SettingError as error:

@@ -19,7 +19,8 @@ from typing import Any
 
 import msgspec
 
-from stages.config.keys import MISSING, facts
+from stages.config.keys import MISSING
+from stages.config.limits import KEY_FACTS
 from stages.config.run_config import RunConfig, changed
 
 
@@ -47,15 +48,7 @@ OPEN_KEYS: Mapping[str, tuple[str, Any]] = {
 }
 """Keys of mappings, what these hold, and its type: any name may follow, as in `optimizer.options.beta`."""
 
-KEYS: tuple[str, ...] = tuple(
-    key
-    for field in dataclasses.fields(RunConfig)
-    if field.name != "gone"
-    for key in (
-        [f"{field.name}.{name}" for name in SECTIONS[field.name]] if field.name in SECTIONS else [field.name]
-    )
-    if key not in OPEN_KEYS
-)
+KEYS: tuple[str, ...] = tuple(key for key in KEY_FACTS if key not in OPEN_KEYS)
 """Dotted keys of a run configuration, in order, without `OPEN_KEYS`."""
 
 _KINDS: Mapping[str, Any] = {
@@ -163,17 +156,16 @@ def typed(key: str, value: Any) -> Any:
     return converted + 0.0 if isinstance(converted, float) else converted
 
 
-def refusal(key: str, value: Any) -> str | None:
-    """Why a key does not accept a value of its type, by its bounds and choices; None if it does."""
-    section, _, name = key.rpartition(".")
-    if section in OPEN_KEYS:
-        return None
-    return facts(_declared(section).__dataclass_fields__[name]).refusal(value)
+def accepted(key: str, value: Any) -> Any:
+    """Convert a value to its key's type, and check it against the key's bounds and choices.
 
-
-def _declared(section: str) -> Any:
-    """The class that declares the keys of a section; of an empty one those without."""
-    return type(getattr(RunConfig(), section)) if section else RunConfig
+    Raises:
+        SettingError: the key is unknown, or does not accept the value.
+    """
+    converted = typed(key, value)
+    if key in KEY_FACTS and (reason := KEY_FACTS[key].refusal(converted)) is not None:
+        raise SettingError(key, reason)
+    return converted
 
 
 _SPELLINGS = {

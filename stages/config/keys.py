@@ -34,7 +34,10 @@ class KeyFacts:
     high: float = LARGEST
     """Largest accepted number, with either sign."""
     choices: tuple[str, ...] = ()
-    """Accepted texts; empty: any, or the names of a catalogue."""
+    """Accepted texts, where the key is not null; empty: any."""
+    also: str = ""
+    """What else is accepted, for messages: null, or the form of a name of the user's own code (with a
+    colon)."""
     set_by: Mapping[str, str] = field(default_factory=dict)
     """What to set instead, by texts that are not accepted here."""
     option: bool = False
@@ -42,10 +45,11 @@ class KeyFacts:
 
     def refusal(self, value: object) -> str | None:
         """Why `value` is not accepted; None if it is."""
-        if self.choices and value not in self.choices:
-            instead = self.set_by.get(value) if isinstance(value, str) else None
-            if instead is None:
-                return unknown(value, self.choices)
+        if isinstance(value, str) and self.choices and value not in self.choices:
+            if ":" in self.also and ":" in value:
+                return None
+            if (instead := self.set_by.get(value)) is None:
+                return unknown(value, (*self.choices, self.also) if self.also else self.choices)
             return f"{value!r} is set by {instead}; accepted: {', '.join(self.choices)}"
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
@@ -76,10 +80,13 @@ def key(
     below: float | None = None,
     high: float = LARGEST,
     choices: tuple[str, ...] = (),
+    also: str = "",
     set_by: Mapping[str, str] | None = None,
 ) -> Any:
     """A field of a section that accepts what `KeyFacts` describes."""
-    declared = KeyFacts(low=low, above=above, below=below, high=high, choices=choices, set_by=set_by or {})
+    declared = KeyFacts(
+        low=low, above=above, below=below, high=high, choices=choices, also=also, set_by=set_by or {}
+    )
     return field(default=default, metadata={"key": declared})
 
 

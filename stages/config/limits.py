@@ -3,12 +3,12 @@ torch."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection, Hashable, Iterator
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, cast
+from typing import Any
 
-from stages.config.keys import KeyFacts, facts, unknown
+from stages.config.keys import KeyFacts, facts
 from stages.config.run_config import RunConfig, tokens_per_step
 
 
@@ -21,10 +21,15 @@ class ConfigError(ValueError):
         self.message = message
 
 
-def one_of(key: str, value: str, accepted: Collection[str]) -> None:
-    """Check that a key's value is one of those accepted."""
-    if value not in accepted:
-        raise ConfigError(key, unknown(value, accepted))
+KEY_FACTS: Mapping[str, KeyFacts] = {
+    f"{name}.{entry.name}": facts(entry)
+    for name, section in vars(RunConfig()).items()
+    if is_dataclass(section)
+    for entry in fields(section)
+} | {entry.name: facts(entry) for entry in fields(RunConfig) if entry.name == "seed"}
+"""What each dotted key of a configuration accepts, in order."""
+
+_values: Callable[[RunConfig], tuple[Any, ...]] = operator.attrgetter(*KEY_FACTS)
 
 
 def check_limits(config: RunConfig) -> None:
@@ -33,7 +38,7 @@ def check_limits(config: RunConfig) -> None:
     Raises:
         ConfigError: names the first key whose value is not accepted.
     """
-    for key, value, accepted in _keys(config):
+    for (key, accepted), value in zip(KEY_FACTS.items(), _values(config), strict=True):
         if (reason := accepted.refusal(value)) is not None:
             raise ConfigError(key, reason)
     _check_together(config)
@@ -60,19 +65,3 @@ def _check_together(config: RunConfig) -> None:
             )
     if (tokens := tokens_per_step(config) * train.steps) >= 2**63:
         raise ConfigError("train.steps", f"is {train.steps}, which makes {tokens:.3g} tokens; accepted: 9e18")
-
-
-@functools.cache
-def _declared(section: Hashable) -> list[tuple[str, KeyFacts]]:
-    """What each key of a section accepts, looked up once: a thousand cells have a hundred thousand keys."""
-    return [(entry.name, facts(entry)) for entry in fields(cast(Any, section))]
-
-
-def _keys(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, KeyFacts]]:
-    """Every dotted key with its value and what it accepts, in order."""
-    for name, accepted in _declared(cast(Hashable, type(config))):
-        value = getattr(config, name)
-        if is_dataclass(value):
-            yield from _keys(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value, accepted

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import schedules
 from optimizers import CORRECTIONS
+from optimizers import NAMES as OPTIMIZERS
 from stages.config.keys import MISSING, facts, key, option
 from stages.config.places import DATA, NEIGHBOURS
 
@@ -21,7 +23,7 @@ class ScheduleConfig:
     """Which program a run performs; `delay` and what follows are the options of schedules
     (`schedules.OPTIONS`)."""
 
-    name: str = MISSING
+    name: str = key(MISSING, choices=tuple(schedules.KNOWN), also="package.module:function")
     """A schedule of `schedules.NAMES`, or `package.module:function`: one of your own (docs/schedules.md)."""
     microbatches: int = key(4, low=1, high=100_000)
     """Micro-batches per step, in each pipeline."""
@@ -60,7 +62,7 @@ class OptimizerConfig:
     """An optimizer, its learning rate, and the options of the optimizers (`asyncpp optimizers show NAME`):
     each takes some of them, and null stands for its own default."""
 
-    name: str = MISSING
+    name: str = key(MISSING, choices=OPTIMIZERS, also="package.module:name")
     """An optimizer of `optimizers.NAMES`, or `package.module:name`: one of your own (docs/optimizers.md)."""
     lr: float = key(2e-3, above=0)
     """Peak learning rate."""
@@ -70,7 +72,7 @@ class OptimizerConfig:
     """Share of the steps in which the rate rises linearly."""
     final_lr: float = key(0.1, low=0)
     """Rate at the end, as a share of the peak."""
-    schedule: str = "cosine"
+    schedule: str = key("cosine", choices=("cosine", "linear", "constant", "wsd"))
     """Rate after the warm-up: `cosine`, `linear`, `constant`, or `wsd` (stable, then a linear decay)."""
     decay_share: float | None = key(None, above=0, high=1)
     """wsd: share of the steps in which the rate decays. null: 0.2."""
@@ -140,7 +142,7 @@ class CorrectionConfig:
 class ModelConfig:
     name: str = MISSING
     """Name of the model size, for display."""
-    family: str = "llama"
+    family: str = key("llama", choices=("llama", "qwen3"))
     """`llama`, or `qwen3` (queries and keys are normalized)."""
     layers: int = key(MISSING, low=1, high=10_000)
     """Number of blocks."""
@@ -198,13 +200,13 @@ class ModelConfig:
     """Hidden width of an expert."""
     dense_layers: int = key(0, low=0, high=10_000)
     """First blocks with an MLP of `mlp_width` instead of experts."""
-    router_score: str | None = None
+    router_score: str | None = key(None, choices=("sigmoid", "softmax"), also="null")
     """`sigmoid` (the default), or `softmax` over all experts."""
     route_normalised: bool | None = None
     """Divide the scores of a token's experts by their sum; null: true."""
     route_scale: float | None = key(None, above=0, high=1e6)
     """Factor of the routed experts' output; null: 1."""
-    balance: str | None = None
+    balance: str | None = key(None, choices=("bias", "none"), also="null")
     """`bias` (the default): a bias of the selection moves towards an even load after each step; `none`."""
     balance_rate: float | None = key(None, above=0, high=1.0)
     """Step of the balance bias; null: 0.001."""

@@ -16,7 +16,7 @@ from stages.resolve.device import check_compile, check_cuda_graphs
 from stages.resolve.facts import Resolved
 from stages.resolve.model import check_model, check_parametrization
 from stages.resolve.optimizer import check_lr_schedule, check_optimizer
-from stages.resolve.schedule import check_schedule_name, resolve_schedule
+from stages.resolve.schedule import resolve_schedule
 
 
 def resolve(
@@ -35,7 +35,6 @@ def resolve(
     with _noted(problems):
         named_code(config)
         check_limits(config)
-        check_schedule_name(config)
         check_optimizer(config)
         check_decay(config)
     if problems:

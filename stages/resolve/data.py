@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from stages.config.limits import ConfigError, one_of
+from stages.config.keys import unknown
+from stages.config.limits import ConfigError
 from stages.config.run_config import OWN_SPLIT, DataConfig, RunConfig, TrainConfig
 from stages.data.dataset import (
     BYTE_VALUES,
@@ -103,7 +104,8 @@ def _check_validation_sets(config: RunConfig) -> None:
                 raise ConfigError(key, f"{path} is trained on ({of_training}); accepted: data that is not")
     if extra := sorted(data.validation_sha256.keys() - data.validation.keys()):
         raise ConfigError(f"data.validation_sha256.{extra[0]}", f"data.validation has no {extra[0]}")
-    one_of("data.headline", data.headline, (OWN_SPLIT, *data.validation))
+    if data.headline not in (sets := (OWN_SPLIT, *data.validation)):
+        raise ConfigError("data.headline", unknown(data.headline, sets))
     if train.eval_tokens is not None and train.eval_microbatches != TrainConfig.eval_microbatches:
         raise ConfigError(
             "train.eval_microbatches",

@@ -8,22 +8,19 @@ from typing import Any
 
 from optimizers import check_options, method_named
 from optimizers.growth import growth_refusal
-from stages.config.limits import ConfigError, one_of
+from stages.config.limits import ConfigError
 from stages.config.own_code import names_defined
 from stages.config.run_config import ModelConfig, RunConfig, optimizer_options
-from stages.shape.families import FAMILIES
-from stages.shape.moe import BALANCES, SCORES
 from stages.shape.spec import head_dim
 
 
 def check_model(config: RunConfig) -> None:
-    """Check the sizes of the model against each other, and its family, experts and factory.
+    """Check the sizes of the model against each other, and its experts and factory.
 
     Raises:
         ConfigError: names the first invalid key, what is wrong and what is accepted.
     """
     model = config.model
-    one_of("model.family", model.family, FAMILIES)
     if model.width % model.heads:
         raise ConfigError("model.heads", f"is {model.heads}, must divide model.width = {model.width}")
     if head_dim(model) % 2:
@@ -145,12 +142,6 @@ def check_experts(config: RunConfig) -> None:
             "model.dense_layers",
             f"is {model.dense_layers}, must be below model.layers = {model.layers}, or there are no experts",
         )
-    for key, accepted in (("router_score", SCORES), ("balance", BALANCES)):
-        value = getattr(model, key)
-        if value is not None and value not in accepted:
-            raise ConfigError(
-                f"model.{key}", f"{value!r} is not known; accepted: {', '.join(accepted)}, or null"
-            )
     if model.balance_rate is not None and model.balance == "none":
         raise ConfigError(
             "model.balance_rate",

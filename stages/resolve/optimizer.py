@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from optimizers import NAMES as OPTIMIZER_NAMES
 from optimizers import check_options, is_custom
-from stages.config.limits import ConfigError, one_of
+from stages.config.limits import ConfigError
 from stages.config.own_code import raised_in
 from stages.config.run_config import RunConfig, declared_options, optimizer_options
 from stages.update.lr_schedule import DECAY_SHARE, SCHEDULES
@@ -32,7 +31,6 @@ def check_optimizer(config: RunConfig) -> None:
         except OptimizerError as error:
             raise ConfigError("optimizer.name", f"{error}{raised_in(error, config)[1]}") from None
         return
-    one_of("optimizer.name", name, (*OPTIMIZER_NAMES, "package.module:name"))
     for option in options:
         raise ConfigError(
             f"optimizer.options.{option}", f"is for an optimizer of your own; {name} takes optimizer.{option}"
@@ -46,7 +44,6 @@ def check_optimizer(config: RunConfig) -> None:
 def check_lr_schedule(config: RunConfig) -> None:
     """Check the learning rate's schedule against its settings."""
     optimizer = config.optimizer
-    one_of("optimizer.schedule", optimizer.schedule, SCHEDULES)
     share = optimizer.decay_share
     if share is not None and not SCHEDULES[optimizer.schedule].has_decay_share:
         takers = ", ".join(name for name, schedule in SCHEDULES.items() if schedule.has_decay_share)

@@ -10,7 +10,7 @@ from optimizers import method_named
 from schedules.analyze import staleness
 from schedules.catalogue import least_lead
 from schedules.options import checked
-from stages.config.limits import ConfigError, one_of
+from stages.config.limits import ConfigError
 from stages.config.own_code import raised_in
 from stages.config.run_config import ModelConfig, RunConfig
 from stages.config.segments import has_tied_shards, is_sharded, schedule_options, segment_program, sync_steps
@@ -24,12 +24,6 @@ MOST_SLOTS = 100_000
 
 CUSTOM_STEPS = 3
 """Steps in each of the two segments that a custom schedule is checked with."""
-
-
-def check_schedule_name(config: RunConfig) -> None:
-    """Check that the schedule is known, or names code of the user's own."""
-    if not schedules.is_custom(config.schedule.name):
-        one_of("schedule.name", config.schedule.name, (*schedules.KNOWN, "package.module:function"))
 
 
 def resolve_schedule(config: RunConfig) -> Resolved:

@@ -12,10 +12,6 @@ from stages.shape.spec import EXPERT, Parameter, PartSpec, matrix, norm
 
 BIAS = ".experts.bias"
 """End of a balance bias's name."""
-SCORES = ("sigmoid", "softmax")
-"""What `model.router_score` accepts."""
-BALANCES = ("bias", "none")
-"""What `model.balance` accepts."""
 BALANCE_RATE = 1e-3
 """Default of `model.balance_rate`, that of DeepSeek-V3 (arXiv 2412.19437, section 4.2)."""
 
@@ -62,10 +58,10 @@ def mixture_of(config: ModelConfig) -> Mixture | None:
         width=config.expert_width,
         shared_width=config.shared_experts * config.expert_width,
         dense_layers=config.dense_layers,
-        score=config.router_score or SCORES[0],
+        score=config.router_score or "sigmoid",
         normalised=True if config.route_normalised is None else config.route_normalised,
         scale=1.0 if config.route_scale is None else config.route_scale,
-        balance=config.balance or BALANCES[0],
+        balance=config.balance or "bias",
         balance_rate=BALANCE_RATE if config.balance_rate is None else config.balance_rate,
     )
 

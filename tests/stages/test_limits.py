@@ -11,6 +11,7 @@ from asyncpp_cli.runs.settings import KEYS, get, with_settings
 from optimizers import CORRECTIONS, METHODS
 from schedules import OPTIONS
 from stages.config.keys import facts
+from stages.config.limits import KEY_FACTS
 from stages.config.run_config import (
     CORRECTION_NAMES,
     CorrectionConfig,
@@ -20,6 +21,8 @@ from stages.config.run_config import (
     changed,
 )
 from stages.resolve.checks import ConfigError, check
+from stages.shape.families import FAMILIES
+from stages.update.lr_schedule import SCHEDULES
 
 WHOLE = [key for key in KEYS if isinstance(get(RunConfig(), key), int)]
 BROKEN = [key for key in KEYS if isinstance(get(RunConfig(), key), float)]
@@ -59,6 +62,11 @@ def test_a_number_that_float32_or_a_clock_cannot_hold_is_refused(key: str, value
 def test_large_settings_within_the_bounds_are_accepted() -> None:
     config = small_config(layers=1000, microbatches=512, stages=64)
     check(replace(config, seed=2**63 - 1))
+
+
+def test_names_that_a_key_accepts_are_those_of_its_catalogue() -> None:
+    assert KEY_FACTS["model.family"].choices == tuple(FAMILIES)
+    assert KEY_FACTS["optimizer.schedule"].choices == tuple(SCHEDULES)
 
 
 def test_every_option_of_schedules_optimizers_and_corrections_is_a_key_of_its_type() -> None:

@@ -42,14 +42,14 @@ def list_templates(
 
 def _described(folder: str, name: str) -> dict[str, str]:
     """What a template is about in a line, and its whole description."""
-    from asyncpp_cli.experiment.shipped import find_template, model_settings
+    from asyncpp_cli.experiment.shipped import find_template, read_model
     from asyncpp_cli.experiment.yaml_data import read_mapping
     from asyncpp_cli.runs.settings import with_settings
     from stages.config.run_config import RunConfig
     from stages.shape.families import describe
 
     if folder == "models":
-        config = with_settings(RunConfig(), model_settings(name, None))
+        config = with_settings(RunConfig(), read_model(name, beside=None).settings)
         model, spec = config.model, describe(config.model)
         active = f", {spec.active_count:,} active" if model.experts else ""
         text = f"{model.layers} blocks of {model.width}, {spec.parameter_count:,} parameters{active}"

@@ -19,7 +19,7 @@ from support.templates import cells_of
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.cell_checks import check_cells
 from asyncpp_cli.experiment.matrix import expand
-from asyncpp_cli.experiment.shipped import TEMPLATES_FOLDER, recommended_settings, template_names
+from asyncpp_cli.experiment.shipped import TEMPLATES_FOLDER, read_model, template_names
 from asyncpp_cli.experiment.template import load, text_of
 from asyncpp_cli.runs.config_file import config_text, read_config
 from asyncpp_cli.runs.settings import SITE, SettingError, config_hash, get, items, with_settings
@@ -432,7 +432,7 @@ def test_every_shipped_size_renders_with_what_it_recommends(name: str, tmp_path:
     loaded = load(str(template), [f"model={name}"])
     cells = expand(loaded)
     check_cells(loaded, cells)
-    recommended = recommended_settings(name, None)
+    recommended = read_model(name, beside=None).recommended
     assert all(get(cell.config, key) == value for cell in cells for key, value in recommended.items())
 
 
