@@ -21,40 +21,33 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
         UserError: some cannot; names the file, the key and the first such cell. Cells that are refused for
             one reason share a line; of several reasons all but the last are printed.
     """
+    from stages.resolve.checks import resolve
+    from stages.resolve.facts import Resolved
+
+    # Each data set, module and folder of weights is looked at once, however many cells use it.
+    vocabularies: dict[str, Any] = {}
+    models: dict[str, list[str]] = {}
     checked: dict[bytes, list[str]] = {}
-    look = _Look()
     refused: dict[str, list[ResolvedCell]] = {}
     for resolved in cells:
         # The seed does not decide whether a run can be trained.
-        text = msgspec.json.encode(replace(resolved.config, seed=0))
+        config = replace(resolved.config, seed=0)
+        text = msgspec.json.encode(config)
         if text not in checked:
-            checked[text] = look.problems(resolved.config)
+            found = resolve(config, seen=vocabularies)
+            if isinstance(found, Resolved):
+                model = f"{config.model} {config.data.context}"
+                if model not in models:
+                    problem = _problem_of_own_model(config) or _problem_of_initial_weights(config)
+                    models[model] = [problem] if problem else []
+                checked[text] = models[model]
+            else:
+                checked[text] = [
+                    f"{each.key}: {line}" for each in found for line in each.message.splitlines()
+                ]
         for problem in checked[text]:
             refused.setdefault(problem, []).append(resolved)
     refuse_all([f"{template.source}: {problem} ({_counted(alike)})" for problem, alike in refused.items()])
-
-
-class _Look:
-    """Looks at each data set, module and folder of weights once, however many cells use it."""
-
-    def __init__(self) -> None:
-        self._vocabularies: dict[str, Any] = {}
-        self._models: set[str] = set()
-
-    def problems(self, config: RunConfig) -> list[str]:
-        """What is wrong with a configuration: its keys, and why they are not accepted."""
-        from stages.resolve.checks import resolve
-        from stages.resolve.facts import Resolved
-
-        found = resolve(config, seen=self._vocabularies)
-        if not isinstance(found, Resolved):
-            return [f"{error.key}: {line}" for error in found for line in error.message.splitlines()]
-        if (model := f"{config.model} {config.data.context}") in self._models:
-            return []
-        problem = _problem_of_own_model(config) or _problem_of_initial_weights(config)
-        if not problem:
-            self._models.add(model)
-        return [problem] if problem else []
 
 
 def _problem_of_own_model(config: RunConfig) -> str:

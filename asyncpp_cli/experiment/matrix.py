@@ -73,7 +73,8 @@ def expand(template: Template, *, pinned: bool = True, confirmed: Confirmed = NO
     givers: list[int | None] = [None] * len(configs)
     if template.speed_steps is not None:
         givers = loss_givers(configs, steps=template.speed_steps, source=template.source)
-    axes = (*ALWAYS_AXES, *(key for key in _axis_keys(template) if key not in ALWAYS_AXES))
+    groups = [template.matrix, *template.zip, *template.include]
+    axes = tuple(dict.fromkeys([*ALWAYS_AXES, *(key for group in groups for key in group)]))
     cells: dict[str, ResolvedCell] = {}
     for config, giver in zip(configs, givers, strict=True):
         if giver is None:
@@ -134,11 +135,6 @@ def axis_value(value: Any) -> Any:
 def describe(axes: Mapping[str, Any]) -> str:
     """The axes on one line, for messages."""
     return ", ".join(f"{key}={value}" for key, value in axes.items())
-
-
-def _axis_keys(template: Template) -> list[str]:
-    axes = [template.matrix, *template.zip, *template.include]
-    return list(dict.fromkeys(key for settings in axes for key in settings))
 
 
 def _settings_of_cells(template: Template, grid: Grid) -> Iterator[Settings]:

@@ -70,21 +70,14 @@ def parse(template: Template) -> Grid:
         for group in groups
     ]
     include = [parser.layer("include: ", each) for each in template.include]
-    set_by_overrides = [parser.layer("overrides: ", override.set) for override in template.overrides]
-    found = {place: parser.condition(place, written) for place, written in conditions(template).items()}
+    when = {place: parser.condition(place, written) for place, written in conditions(template).items()}
+    overrides = [
+        (when.pop(f"overrides[{number}].when"), parser.layer("overrides: ", override.set))
+        for number, override in enumerate(template.overrides)
+    ]
     parser.note_unset()
     refuse_all(list(parser.problems.values()))
-    exclude, when = (
-        [condition for place, condition in found.items() if place.startswith(kind)]
-        for kind in ("exclude", "overrides")
-    )
-    return Grid(
-        base=base,
-        axes=axes,
-        include=include,
-        exclude=exclude,
-        overrides=list(zip(when, set_by_overrides, strict=True)),
-    )
+    return Grid(base=base, axes=axes, include=include, exclude=list(when.values()), overrides=overrides)
 
 
 class _Parser:

@@ -141,8 +141,9 @@ def _add(wanted: Experiment, cells: list[ResolvedCell], template: Template) -> R
     _is_free(wanted.folder)  # refuses a folder of something else before a lock file is written into it
     with experiment_locked(wanted.folder):
         existing = None
-        if (wanted.folder / EXPERIMENT_FILE).is_file():
+        if (wanted.folder / EXPERIMENT_FILE).exists():
             existing = open_experiment(wanted.folder)
+            existing_ids = {cell.id for cell in existing.cells}
             cells = with_existing_ids(cells, existing)
             wanted = replace(
                 wanted,
@@ -151,7 +152,8 @@ def _add(wanted: Experiment, cells: list[ResolvedCell], template: Template) -> R
             )
             check_same_data(cells, existing)
             record_locations(cells, existing)
-        existing_ids = _existing_ids(wanted)
+        else:  # it was removed: the runs tell
+            existing_ids = {file.parent.name for file in wanted.folder.glob("runs/*/config.yaml")}
         ids = {cell.id for cell in wanted.cells}
         foreign = existing_ids - ids
         added = [resolved for resolved in cells if resolved.cell.id not in existing_ids]
@@ -177,17 +179,6 @@ def _add(wanted: Experiment, cells: list[ResolvedCell], template: Template) -> R
         _write_description(wanted, template)
         _check_written(wanted)
     return Rendered(wanted, len(added), tuple(restored), reasons)
-
-
-def _existing_ids(wanted: Experiment) -> frozenset[str]:
-    """Ids of the cells in the folder."""
-    try:
-        return frozenset(cell.id for cell in open_experiment(wanted.folder).cells)
-    except UserError:
-        if (wanted.folder / EXPERIMENT_FILE).exists():
-            raise
-    # experiment.json was removed: the runs tell.
-    return frozenset(file.parent.name for file in wanted.folder.glob("runs/*/config.yaml"))
 
 
 def _restored(run: Run, resolved: ResolvedCell, copies: CodeCopies) -> bool:

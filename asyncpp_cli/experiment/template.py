@@ -115,13 +115,19 @@ def _holds_text(place: tuple[str, ...], _: object = None) -> bool:
 
 
 def load(name: str, changes: Iterable[str]) -> Template:
-    """Load a template by name or file and apply the changes `KEY=VALUE` of the command line.
+    """Load a template by name, file or pipe (`-`, `<(command)`) and apply the changes `KEY=VALUE` of the
+    command line.
 
     Raises:
         UserError: there is no such template, or its content or a change is not accepted.
     """
-    text = _piped(name)
-    file = _PIPE if text is not None else find_template("experiments", name, beside=None)
+    text = None
+    if name == "-":
+        text = sys.stdin.read()
+    # A named pipe may have no writer: reading it would wait.
+    elif name.startswith(("/dev/", "/proc/")) and Path(name).is_fifo():
+        text = Path(name).read_text(encoding="utf-8")
+    file = find_template("experiments", name, beside=None) if text is None else _PIPE
     written = template = _loaded(file, (), text)
     changed = set()
     for change in changes:
@@ -149,15 +155,6 @@ def _values_of(template: Template) -> dict[str, Any]:
 
 _PIPE = Path("piped template")
 """Stands for the file of a template that comes through a pipe; paths in it are relative to this folder."""
-
-
-def _piped(name: str) -> str | None:
-    """The text of a template that comes through a pipe, `-` or `<(command)`; None if it is in a file."""
-    if name == "-":
-        return sys.stdin.read()
-    # A named pipe may have no writer: reading it would wait.
-    is_pipe = name.startswith(("/dev/", "/proc/")) and Path(name).is_fifo()
-    return Path(name).read_text(encoding="utf-8") if is_pipe else None
 
 
 def conditions(template: Template) -> dict[str, dict[str, Any]]:
@@ -212,33 +209,27 @@ def _loaded(file: Path, heirs: tuple[Path, ...], text: str | None = None) -> Tem
 
 def _read(content: dict[str, Any], *, file: Path) -> Template:
     where = str(file)
-    base = _settings({key: value for key, value in content.items() if key not in OWN_KEYS}, where=where)
-    template = Template(
+    speed_steps = content.get("speed_steps")
+    if speed_steps is not None and not (type(speed_steps) is int and speed_steps >= _FEWEST_SPEED_STEPS):
+        raise UserError(
+            f"{where}: speed_steps must be a whole number from {_FEWEST_SPEED_STEPS} on, or null, not "
+            f"{speed_steps!r}"
+        )
+    matrix = _axes(content.get("matrix") or {}, where=f"{where}: matrix")
+    return Template(
         source=where,
         folder=file.parent,
         name=_text(content.get("name", file.stem), where=f"{where}: name"),
         description=_text(content.get("description", ""), where=f"{where}: description"),
         variables=_variables(content.get("variables") or {}, where=f"{where}: variables"),
-        base=base,
-        matrix=_axes(content.get("matrix") or {}, where=f"{where}: matrix"),
-        zip=_zips(content.get("zip") or [], where=f"{where}: zip"),
+        base=_settings({key: value for key, value in content.items() if key not in OWN_KEYS}, where=where),
+        matrix=matrix,
+        zip=_zips(content.get("zip") or [], matrix, where=f"{where}: zip"),
         include=_list_of(_settings, content.get("include"), where=f"{where}: include"),
         exclude=_list_of(_condition, content.get("exclude"), where=f"{where}: exclude"),
         overrides=_list_of(_override, content.get("overrides"), where=f"{where}: overrides"),
-        speed_steps=_speed_steps(content.get("speed_steps"), where=f"{where}: speed_steps"),
+        speed_steps=speed_steps,
     )
-    _refuse_duplicate_axes(template)
-    return template
-
-
-def _refuse_duplicate_axes(template: Template) -> None:
-    seen = set(template.matrix)
-    for group in template.zip:
-        if duplicates := sorted(seen & group.keys()):
-            raise UserError(
-                f"{template.source}: zip: {duplicates[0]} is an axis already, in matrix or another zip"
-            )
-        seen |= group.keys()
 
 
 def _text(value: Any, *, where: str) -> str:
@@ -256,12 +247,6 @@ def _variables(content: Any, *, where: str) -> dict[str, Any]:
                 f"{where}.{name}: accepted: a name of letters, digits and _, with one value or a list"
             )
     return content
-
-
-def _speed_steps(value: Any, *, where: str) -> int | None:
-    if value is None or (type(value) is int and value >= _FEWEST_SPEED_STEPS):
-        return value
-    raise UserError(f"{where} must be a whole number from {_FEWEST_SPEED_STEPS} on, or null, not {value!r}")
 
 
 def _list_of(read: Any, entries: Any, *, where: str) -> list[Any]:
@@ -284,7 +269,12 @@ def _settings(content: Any, *, where: str) -> Settings:
         flat = flatten(content)
     except SettingError as error:
         raise UserError(f"{where}: {error.key}: {error}") from error
-    return _canonical_keys(flat | ({"model": model} if is_shape else {}), where=where)
+    settings: Settings = {}
+    for key, value in (flat | ({"model": model} if is_shape else {})).items():
+        if canonical(key) in settings:
+            raise UserError(f"{where}: {key} is given twice")
+        settings[canonical(key)] = value
+    return settings
 
 
 def _condition(content: Any, *, where: str) -> dict[str, Any]:
@@ -294,16 +284,6 @@ def _condition(content: Any, *, where: str) -> dict[str, Any]:
     if isinstance(condition.get("model"), Mapping):
         raise UserError(f"{where}: model: takes a name, or a list of names, in a condition")
     return condition
-
-
-def _canonical_keys(settings: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for given_key, value in settings.items():
-        key = canonical(given_key)
-        if key in result:
-            raise UserError(f"{where}: {given_key} is given twice")
-        result[key] = value
-    return result
 
 
 def _axes(content: Any, *, where: str) -> dict[str, list[Any]]:
@@ -316,15 +296,20 @@ def _axes(content: Any, *, where: str) -> dict[str, list[Any]]:
     return axes
 
 
-def _zips(content: Any, *, where: str) -> list[dict[str, list[Any]]]:
+def _zips(content: Any, matrix: Iterable[str], *, where: str) -> list[dict[str, list[Any]]]:
+    """The groups of axes that vary together; none is an axis of the matrix, too, or of another group."""
     groups = [content] if isinstance(content, Mapping) else content
     if not isinstance(groups, list):
         raise UserError(f"{where} must map axes to lists of equal length, or be a list of such groups")
     zips = [_axes(group, where=where) for group in groups]
+    seen = set(matrix)
     for group in zips:
         if len({len(values) for values in group.values()}) > 1:
             lengths = ", ".join(f"{key} {len(values)}" for key, values in group.items())
             raise UserError(f"{where}: axes that vary together need equally many values ({lengths})")
+        if duplicates := sorted(seen & group.keys()):
+            raise UserError(f"{where}: {duplicates[0]} is an axis already, in matrix or another zip")
+        seen |= group.keys()
     return [group for group in zips if group]
 
 

@@ -70,7 +70,7 @@ def base_of(what: str, changes: Sequence[str], *, allow_code: Sequence[str] = ()
 
 def _check(config: RunConfig, what: str) -> None:
     try:
-        for check in (check_limits, check_model, check_optimizer):
+        for check in (check_limits, check_optimizer, check_model):
             check(config)
     except ConfigError as error:
         raise UserError(f"{what}: {error}") from error

@@ -10,11 +10,11 @@ from stages.config.limits import check_limits
 from stages.config.own_code import check_code, named_code
 from stages.config.run_config import RunConfig
 from stages.data.dataset import DataError
-from stages.resolve.correction import check_correction, check_correction_options, check_decay
-from stages.resolve.data import check_data, check_document_mask
-from stages.resolve.device import check_compile, check_cuda_graphs
+from stages.resolve.correction import check_correction, check_correction_options
+from stages.resolve.data import check_data
+from stages.resolve.device import check_device
 from stages.resolve.facts import Resolved
-from stages.resolve.model import check_model, check_parametrization
+from stages.resolve.model import check_model
 from stages.resolve.optimizer import check_lr_schedule, check_optimizer
 from stages.resolve.schedule import resolve_schedule
 
@@ -36,25 +36,21 @@ def resolve(
         named_code(config)
         check_limits(config)
         check_optimizer(config)
-        check_decay(config)
     if problems:
         return problems
     with _noted(problems):
         check_model(config)
-        check_parametrization(config)
     run: Resolved | None = None
     if not problems:
         with _noted(problems):
             check_correction_options(config)
             run = resolve_schedule(config)
             check_correction(run)
-            check_compile(config)
-            check_cuda_graphs(config)
+            check_device(config)
     with _noted(problems):
         check_lr_schedule(config)
     with _noted(problems):
         check_data(config, {} if seen is None else seen)
-        check_document_mask(config)
     if not problems:
         with _noted(problems):
             check_code(config)

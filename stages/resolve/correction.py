@@ -11,16 +11,12 @@ from stages.config.run_config import CORRECTION_NAMES, RunConfig, correction_opt
 from stages.resolve.facts import Resolved
 
 
-def check_decay(config: RunConfig) -> None:
-    """Check that the weights that weight decay applies to are there."""
+def check_correction_options(config: RunConfig) -> None:
+    """Check the options of error feedback or another correction, or that there are none without one."""
     if config.error_feedback.decay_at == "x" and config.error_feedback.form != "buffered":
         raise ConfigError(
             "error_feedback.decay_at", "x needs the form that keeps it; accepted: form: buffered"
         )
-
-
-def check_correction_options(config: RunConfig) -> None:
-    """Check the options of the correction, or that there are none without one."""
     name, options = config.correction.name, correction_options(config.correction)
     if name == "none":
         if options:

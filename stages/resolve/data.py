@@ -20,7 +20,8 @@ from stages.data.dataset import (
 
 
 def check_data(config: RunConfig, seen: dict[str, int | DataError]) -> None:
-    """Check that the data exists, has the run's hash, and fits the model's vocabulary.
+    """Check that the data exists, has the run's hash, and fits the model's vocabulary, and that it is known
+    where documents end, if attention stays within them.
 
     Args:
         config: the run's configuration.
@@ -47,6 +48,7 @@ def check_data(config: RunConfig, seen: dict[str, int | DataError]) -> None:
             "model.vocab_size",
             f"is {config.model.vocab_size}, {what} needs {needed} or more",
         )
+    _check_document_mask(config)
 
 
 _SET_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
@@ -113,7 +115,7 @@ def _check_validation_sets(config: RunConfig) -> None:
         )
 
 
-def check_document_mask(config: RunConfig) -> None:
+def _check_document_mask(config: RunConfig) -> None:
     """Check that it is known where documents end, if attention stays within them."""
     data = config.data
     if not data.document_mask:

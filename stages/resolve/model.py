@@ -15,7 +15,7 @@ from stages.shape.spec import head_dim
 
 
 def check_model(config: RunConfig) -> None:
-    """Check the sizes of the model against each other, and its experts and factory.
+    """Check the sizes of the model against each other, its experts, factory and parametrization.
 
     Raises:
         ConfigError: names the first invalid key, what is wrong and what is accepted.
@@ -30,9 +30,10 @@ def check_model(config: RunConfig) -> None:
         )
     if model.heads % model.kv_heads:
         raise ConfigError("model.kv_heads", f"is {model.kv_heads}, must divide model.heads = {model.heads}")
-    check_experts(config)
+    _check_experts(config)
     if model.factory is not None:
         _check_factory(config, model.factory)
+    _check_parametrization(config)
 
 
 def _check_factory(config: RunConfig, factory: str) -> None:
@@ -70,7 +71,7 @@ def _check_factory(config: RunConfig, factory: str) -> None:
         )
 
 
-def check_parametrization(config: RunConfig) -> None:
+def _check_parametrization(config: RunConfig) -> None:
     """Check the sizes of the base model, and that optimizer and model go with mup."""
     model, optimizer = config.model, config.optimizer
     if model.parametrization == "standard":
@@ -110,12 +111,8 @@ _DEPENDENT = (
 """Keys of `model` that mean nothing without experts."""
 
 
-def check_experts(config: RunConfig) -> None:
-    """Check the keys of a mixture of experts, or that a dense model has none.
-
-    Raises:
-        ConfigError: names the first invalid key, what is wrong and what is accepted.
-    """
+def _check_experts(config: RunConfig) -> None:
+    """Check the keys of a mixture of experts, or that a dense model has none."""
     model = config.model
     if not model.experts:
         for key in _DEPENDENT:
