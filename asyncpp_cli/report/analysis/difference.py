@@ -40,12 +40,11 @@ def _differing(a: Mapping[str, list[Any]], b: Mapping[str, list[Any]]) -> dict[s
 
 
 def _losses(a: Sequence[RunResult], b: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """Losses by cell: by the axes, without the seed, that all runs have. Two single cells are compared
-    whatever their axes are."""
+    """Losses by cell: by the axes, without the seed, that all runs have and that tell cells of a side apart.
+    Two single cells are compared whatever their axes are, as are all cells of two schedules."""
     shared = [key for key in dict.fromkeys(key for run in (*a, *b) for key in run.axes) if key != "seed"]
     shared = [key for key in shared if all(key in run.axes for run in (*a, *b))]
-    if all(len({_cell(run, list(run.axes)) for run in side}) == 1 for side in (a, b)):
-        shared = []
+    shared = [key for key in shared if any(len({repr(run.axes[key]) for run in side}) > 1 for side in (a, b))]
     of_a, of_b = ({_cell(run, shared): _losses_of(side, run, shared) for run in side} for side in (a, b))
     found = []
     for cell in dict.fromkeys((*of_a, *of_b)):

@@ -87,8 +87,8 @@ def _loss_sentences(delayed: Sequence[CellResult]) -> list[str]:
             _optimizer_changes([cell for cell in group if cell.optimizer == name]) for name in optimizers
         ]
         sentences.append(
-            f"{prefix}: against {baseline}, {schedule} changes the validation loss "
-            f"{'; '.join(changes)} nats per token."
+            f"{prefix}: against {baseline}, {schedule} changes the validation loss (nats per token) "
+            f"{'; '.join(changes)}."
         )
     return sentences
 
@@ -122,7 +122,7 @@ def _along_one_axis(compared: Sequence[CellResult]) -> list[str]:
         changes = "; ".join(f"of {arm} by {_extremes(by_value, axis)}" for arm, by_value in gaps.items())
         return [
             f"Loss: against {baseline.schedule}, over {len(values)} values of {axis}, {compared[0].schedule} "
-            f"changes the validation loss {changes} nats per token."
+            f"changes the validation loss (nats per token) {changes}."
         ]
     changes = "; ".join(
         f"of {arm} by {', '.join(_number(by_value.get(value)) for value in values)}"
@@ -130,7 +130,7 @@ def _along_one_axis(compared: Sequence[CellResult]) -> list[str]:
     )
     return [
         f"Loss: against {baseline.schedule}, at {axis} = {', '.join(values)}, {compared[0].schedule} changes "
-        f"the validation loss {changes} nats per token."
+        f"the validation loss (nats per token) {changes}."
     ]
 
 
@@ -203,7 +203,7 @@ def _speed_sentences(delayed: Sequence[CellResult]) -> list[str]:
             ends = f"{min(each.low for each in told):.2f} to {max(each.high for each in told):.2f}"
             sentence += f" ({CONFIDENCE:.0%} interval{'s' * (len(told) > 1)}: {ends})"
         if 0 < len(not_told) < len(cells):
-            sentence += f", which {len(not_told)} of {len(cells)} cells cannot tell from 1"
+            sentence += f"; {len(not_told)} of {len(cells)} intervals hold 1"
         if wide := len(intervals) - len(told):
             which = (
                 "its interval spans" if wide == len(cells) == 1 else f"{wide} of {len(cells)} intervals span"

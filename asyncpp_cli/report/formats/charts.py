@@ -18,7 +18,14 @@ from asyncpp_cli.base.console import printable
 from asyncpp_cli.base.tables import printed
 from asyncpp_cli.report.analysis.aggregate import arm_settings
 from asyncpp_cli.report.analysis.cells import CellResult, arm_names, memory_unit
-from asyncpp_cli.report.analysis.statistics import CONFIDENCE, MOST_FACTOR, Interval, ratio_text, spread
+from asyncpp_cli.report.analysis.statistics import (
+    CANNOT_BE_TOLD,
+    CONFIDENCE,
+    MOST_FACTOR,
+    Interval,
+    ratio_text,
+    spread,
+)
 from asyncpp_cli.report.analysis.verdict import Verdict, time_by_loss
 from asyncpp_cli.report.load.run import grouped
 from asyncpp_cli.report.tables.document import Report
@@ -285,9 +292,13 @@ def styles(cells: Sequence[CellResult]) -> list[Style]:
     """A style for each cell.
 
     If there are few enough, the colour stands for schedule and correction, and the dash for optimizer, model
-    and further keys, or the other way round; otherwise all styles are used in turn.
+    and further keys, or the other way round; of more cells than styles the dash is of optimizer and model
+    alone. Otherwise all styles are used in turn.
     """
-    for colour_of, dash_of in ((_variant, _family), (_family, _variant)):
+    choices = [(_variant, _family), (_family, _variant)]
+    if len(cells) > len(HUES) * len(DASHES):
+        choices.append((_variant, _trained))
+    for colour_of, dash_of in choices:
         colours = list(dict.fromkeys(map(colour_of, cells)))
         dashes = list(dict.fromkeys(map(dash_of, cells)))
         if 1 < len(colours) <= len(HUES) and len(dashes) <= len(DASHES):
@@ -299,13 +310,17 @@ def _style(hue: int, dash: int) -> Style:
     return Style(colour=HUES[hue], dash=DASHES[dash], marker=MARKERS[dash])
 
 
+def _trained(cell: CellResult) -> tuple[str, ...]:
+    return (cell.optimizer, cell.model)
+
+
 def _family(cell: CellResult) -> tuple[str, ...]:
     further = (
         f"{key}={value!r}"
         for key, value in cell.axes.items()
         if not key.startswith("correction.") and key not in cell.chosen
     )
-    return (cell.optimizer, cell.model, *further)
+    return (*_trained(cell), *further)
 
 
 def _variant(cell: CellResult) -> tuple[str, ...]:
@@ -523,7 +538,7 @@ def _throughput(arms: Sequence[Arm]) -> Chart:
 def _speedup(cell: CellResult) -> str:
     """The ratio to the fastest synchronous cell, with its interval."""
     text = ratio_text(cell.throughput_ratio, cell.throughput_interval)
-    return "" if text is None else f"× {text}"
+    return "" if text is None else f"ratio {text}" if text == CANNOT_BE_TOLD else f"× {text}"
 
 
 def _told(interval: Interval | None) -> Interval | None:

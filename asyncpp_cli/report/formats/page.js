@@ -117,7 +117,7 @@
   let LAYOUT, GRID, COLOURS;
   function takeColours() {
     const page = getComputedStyle(document.documentElement);
-    COLOURS = Object.fromEntries(["page", "ink", "faint", "thin", "black-arm"].map((name) => [name, page.getPropertyValue(`--${name}`).trim()]));
+    COLOURS = Object.fromEntries(["page", "ink", "faint", "thin", "black-arm", "heat"].map((name) => [name, page.getPropertyValue(`--${name}`).trim()]));
     LAYOUT = { ...BASE, paper_bgcolor: COLOURS.page, plot_bgcolor: COLOURS.page, font: { family: "inherit", size: 12, color: COLOURS.ink } };
     GRID = { gridcolor: COLOURS.thin, zerolinecolor: "#8c959f", linecolor: "#8c959f", automargin: true };
   }
@@ -363,7 +363,7 @@
 
   // As on white paper, in the page's colours.
   function inTheme(value) {
-    const colours = { [BLACK]: COLOURS["black-arm"], "#57606a": COLOURS.faint, "#ffffff": COLOURS.page };
+    const colours = { [BLACK]: COLOURS["black-arm"], "#57606a": COLOURS.faint, "#ffffff": COLOURS.page, "#2f8fc4": COLOURS.heat };
     if (Array.isArray(value)) return value.map(inTheme);
     if (value !== null && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, inTheme(item)]));
     return colours[value] ?? value;
@@ -372,11 +372,22 @@
   // In the colours that the reader chose.
   function styled(trace) {
     const { meta } = trace;
-    if (Array.isArray(meta)) return Array.isArray(trace.marker?.color) ? { ...trace, marker: { ...trace.marker, color: meta.map((arm) => colourOf(arms[arm])) } } : trace;
+    if (Array.isArray(meta)) {
+      if (!Array.isArray(trace.marker?.color)) return trace;
+      const color = meta.map((arm) => colourOf(arms[arm]));
+      return { ...trace, marker: { ...trace.marker, color }, insidetextfont: { color: color.map(inkOn) } };
+    }
     const colour = colourOf(arms[meta]);
     if (trace.fill) return { ...trace, fillcolor: colour };
     const line = { ...trace.line, color: colour, dash: arms[meta].dash, width: trace.line.width + (state.pinned[meta] ? 2 : 0) };
     return { ...trace, line, marker: trace.marker && { ...trace.marker, color: colour } };
+  }
+
+  // Black or white on a colour, whichever has the better contrast (by the relative luminance of WCAG 2.1).
+  function inkOn(hex) {
+    const parts = [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16) / 255)
+      .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2] < 0.179 ? "#ffffff" : "#000000";
   }
 
   const pinnedLast = (items, place) => [...items].sort((one, other) => state.pinned[place(one)] - state.pinned[place(other)]);

@@ -180,7 +180,7 @@ def _grid(chart: Chart, layout: dict[str, Any]) -> list[dict[str, Any]]:
         "ygap": 2,
     }
     if columns <= 16:
-        trace["texttemplate"] = "%{text}"
+        trace |= {"texttemplate": "%{text}", "textfont": {"color": "#000000"}}
     return [trace]
 
 

@@ -86,6 +86,19 @@ def test_two_cells_are_compared_whatever_their_axes(folder: Path) -> None:
     assert "+0.500 (one seed)" in shown
 
 
+def test_all_cells_of_two_schedules_are_compared_by_their_other_axes(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "e")
+    for schedule, late in (("1f1b", 0.0), ("2bw", 0.25)):
+        for optimizer, loss in (("muon", 3.0), ("adamw", 3.5)):
+            for seed in range(2):
+                rows_of = rows(loss + late + seed / 8)
+                name = f"{schedule}-{optimizer}-{seed}"
+                experiment.add(settings(schedule, optimizer, seed=seed), rows=rows_of, run_id=name)
+    found = differences(tmp_path / "e" / "1f1b", tmp_path / "e" / "2bw")["losses"]
+    assert [row["cell"] for row in found] == ["optimizer=muon", "optimizer=adamw"]
+    assert [(row["difference"], row["low"], row["high"]) for row in found] == [(0.25, 0.25, 0.25)] * 2
+
+
 def test_a_selection_does_not_differ_from_itself(folder: Path) -> None:
     shown = asyncpp("diff", folder / "a", folder / "a").output
     assert "Settings that differ: none." in shown

@@ -197,7 +197,7 @@ def test_two_seeds_of_unlike_speed_say_nothing_and_no_interval_is_below_zero() -
     assert all(0 < cell.speed_interval.low < cell.tokens_per_second.mean for cell in cells)
     chart = charts_of_cells(cells)["throughput"]
     assert [(row.below, row.above) for row in chart.rows] == [(None, None)] * 2
-    assert chart.rows[1].texts == ["× cannot be told"]
+    assert chart.rows[1].texts == ["ratio cannot be told"]
     said = " ".join(summary_lines(cells))
     assert "its interval spans more than a factor of 4" in said
     assert not re.search(r"\d{5,}\.", said)

@@ -138,3 +138,18 @@ def test_colours_are_schedules_and_dashes_optimizers() -> None:
     one, other_optimizer, other_schedule = styles(cells)
     assert one.colour == other_optimizer.colour != other_schedule.colour
     assert one.dash == other_schedule.dash != other_optimizer.dash
+
+
+def test_of_many_cells_colours_are_still_schedules_and_dashes_optimizers() -> None:
+    """More than there are styles: those that differ in a rate alone look the same."""
+    arms = [(schedule, optimizer) for schedule in ("1f1b", "2bw") for optimizer in ("muon", "adamw")]
+    rates = [0.001 * place for place in range(1, 11)]
+    runs = [
+        run(*arm, axes={"optimizer.lr": rate}, **{"optimizer.lr": rate}) for arm in arms for rate in rates
+    ]
+    cells, _, _ = aggregate_best(runs)
+    colours = {cell.schedule: style.colour for cell, style in zip(cells, styles(cells), strict=True)}
+    dashes = {cell.optimizer: style.dash for cell, style in zip(cells, styles(cells), strict=True)}
+    assert (len(cells), len({*colours.values()}), len({*dashes.values()})) == (40, 2, 2)
+    looks = [(style.colour, style.dash) for style in styles(cells)]
+    assert looks == [(colours[cell.schedule], dashes[cell.optimizer]) for cell in cells]

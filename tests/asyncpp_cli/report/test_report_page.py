@@ -260,6 +260,35 @@ def test_it_is_dark_where_the_system_is(page: Page, written: Path) -> None:
 
 
 @needs_chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_in_bars_and_fields_have_contrast(page: Page, written: Path, scheme: str) -> None:
+    """4.5, as WCAG 2.1 asks of small text; in fields at both ends of the colour scale."""
+
+    def luminance(colour: str) -> float:
+        digits = colour.removeprefix("#")
+        digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
+        parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    page.open(written)
+    bars = "document.getElementById('throughput-chart').data[0]"
+    fields = "document.getElementById('busy-chart')"
+    pairs = page.value(
+        f"{bars}.marker.color.map((back, place) => [{bars}.insidetextfont.color[place], back])"
+    )
+    pairs += page.value(
+        f"{fields}.layout.coloraxis.colorscale.map(([, back]) => [{fields}.data[0].textfont.color, back])"
+    )
+    page.call("Emulation.setEmulatedMedia", features=[])
+    assert len(pairs) == 5
+    for pair in pairs:
+        low, high = sorted(map(luminance, pair))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, pair
+
+
+@needs_chromium
 def test_a_table_wider_than_paper_is_printed_smaller(page: Page) -> None:
     """All else keeps its size: a browser would make the whole page smaller."""
     width = "document.querySelector('#table table').getBoundingClientRect().width"

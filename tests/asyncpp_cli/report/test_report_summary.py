@@ -55,7 +55,7 @@ def test_costs_of_each_optimizer_and_what_error_feedback_recovers() -> None:
     assert "of muon by +0.125, with error feedback (c = 0.5) by +0.250 (a wider gap)" in said
     # What is better is not said to cost.
     said = words_of(*both(1.9), run("2bw", "muon", 1.0, loss=1.95))
-    assert "of muon by -0.100, with error feedback by -0.050 nats" in said
+    assert "of muon by -0.100, with error feedback by -0.050." in said
     assert "closed" not in said
 
 
@@ -77,8 +77,8 @@ def test_sentences_name_the_synchronous_schedule_that_each_cell_is_compared_with
     assert "2bw trains on 1.18 times as many tokens per second as gpipe" in said
     assert "2bw trains on 1.25 times as many tokens per second as 1f1b" in said
     said = words_of(run("1f1b", "adamw"), run("gpipe"), run("2bw", "adamw"), run("2bw"))
-    assert "against 1f1b, 2bw changes the validation loss of adamw by" in said
-    assert "against gpipe, 2bw changes the validation loss of muon by" in said
+    assert "against 1f1b, 2bw changes the validation loss (nats per token) of adamw by" in said
+    assert "against gpipe, 2bw changes the validation loss (nats per token) of muon by" in said
 
 
 def test_gaps_along_an_axis_are_not_mixed_with_those_of_another_form_of_error_feedback() -> None:
@@ -100,7 +100,8 @@ def test_few_seeds_short_runs_and_models_are_named() -> None:
     assert "A short run (0.5 tokens per parameter" in words_of(*both(tokens_per_parameter=0.5))
     said = words_of(*both(), *both(2.25, **{"model.name": "micro"}))
     for model, gap in (("nano", "+0.500"), ("micro", "+0.250")):
-        assert f"Loss ({model}): against 1f1b, 2bw changes the validation loss of muon by {gap}" in said
+        changes = f"changes the validation loss (nats per token) of muon by {gap}"
+        assert f"Loss ({model}): against 1f1b, 2bw {changes}" in said
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_speed_says_what_its_intervals_allow_and_that_the_machine_was_busy(
     ]
     said = words_of(*runs)
     assert expected in said
-    assert ("which 1 of 3 cells cannot tell from 1" in said) == (speeds[0] == (1250, 1251) != speeds[2])
+    assert ("; 1 of 3 intervals hold 1" in said) == (speeds[0] == (1250, 1251) != speeds[2])
     assert "busy" not in said
     loaded = [replace(each, load_per_core=3.0) for each in runs[-2:]]
     said = words_of(*runs[:-2], *loaded)
@@ -142,7 +143,7 @@ def test_speed_says_what_its_intervals_allow_and_that_the_machine_was_busy(
     interval = paired([math.log(speed) for speed in speeds[0]])
     low, high = (math.exp(interval.half_width * side + math.log(fmean(speeds[0]))) for side in (-1, 1))
     if high > 4 * low:
-        assert (adamw.below, adamw.above, adamw.texts[0]) == (None, None, "× cannot be told")
+        assert (adamw.below, adamw.above, adamw.texts[0]) == (None, None, "ratio cannot be told")
     else:
         ends = (adamw.values[0] - adamw.below, adamw.values[0] + adamw.above)
         assert ends == pytest.approx((low, high))
