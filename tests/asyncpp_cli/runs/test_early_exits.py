@@ -17,6 +17,7 @@ from support.attempts import claimed, fall
 
 from asyncpp_cli.launch.common.supervisor import Supervisor
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.claims import check_current, record_processes
 from asyncpp_cli.runs.attempts.files import RankEnd
 from asyncpp_cli.runs.attempts.settle import settle
 from asyncpp_cli.runs.processes import this_process
@@ -88,6 +89,13 @@ def long_ago(watching: Supervisor) -> None:
         watching._exits_seen[early_exit.rank] = time.monotonic() - 60
 
 
+def start(attempt: Attempt, ranks: int) -> None:
+    attempt.record_start(ranks - 1, this_process())
+    check_current(attempt)
+    # Rank 0 knows all processes once they have met.
+    record_processes(attempt, [this_process().pid] * ranks)
+
+
 def look(attempt: Attempt, ranks: int) -> None:
     assert seconds_left(supervisor(attempt, *range(ranks), size=ranks)) is None
 
@@ -96,7 +104,7 @@ def end_of_the_last_but_one(attempt: Attempt, ranks: int) -> None:
     fall(attempt, ranks - 2, 0)
 
 
-@pytest.mark.parametrize("what", [look, end_of_the_last_but_one])
+@pytest.mark.parametrize("what", [start, look, end_of_the_last_but_one])
 def test_among_64_ranks_as_many_files_are_opened_as_among_4(
     what: Callable[[Attempt, int], None], tmp_path: Path
 ) -> None:

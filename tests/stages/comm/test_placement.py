@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import torch
 from support.small_runs import in_processes
 
 import schedules
-from stages.comm.device_settings import gpu_of
+from stages.comm.device_settings import gpu_of, run_near
 from stages.comm.process import Process
 from stages.comm.topology import connect
 from stages.config.places import DATA, NEIGHBOURS, Places
@@ -75,32 +75,30 @@ def test_processes_take_the_places_of_their_numbers() -> None:
         assert found == [Places(2, 2, neighbours).of(number) for neighbours in NEIGHBOURS]
 
 
-SCRIPT = """
-import os, sys
-from pathlib import Path
-from stages.comm.device_settings import run_near
-run_near("0000:3b:00.0", devices=Path(sys.argv[1]))
-print(*sorted(os.sched_getaffinity(0)))
-"""
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="affinity of processes is Linux's")
 def test_a_process_runs_on_those_of_its_cores_that_are_near(tmp_path: Path) -> None:
-    own = sorted(os.sched_getaffinity(0))
-    foreign = max(own) + 1
+    own = os.sched_getaffinity(0)
+    first, last = {min(own)}, {max(own)}
     near = tmp_path / "0000:3b:00.0" / "local_cpulist"
     near.parent.mkdir()
 
-    def taken() -> list[int]:
-        command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        return [int(core) for core in output.split()]
+    def taken(binding: set[int]) -> set[int]:
+        os.sched_setaffinity(0, binding)
+        run_near("0000:3b:00.0", devices=tmp_path)
+        return os.sched_getaffinity(0)
 
-    assert taken() == own  # nothing is known
-    for text, cores in (
-        (f"{own[0]},{foreign}-{foreign + 8}\n", own[:1]),
-        (f"{foreign}\n", own),  # a job was given no core near its GPU
-        ("\n", own),
+    def in_a_thread(binding: set[int]) -> set[int]:
+        """A thread has an affinity of its own, which ends with it."""
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(taken, binding).result()
+
+    assert in_a_thread(own) == own  # nothing is known
+    for text, binding, cores in (
+        (f"{min(own)},{max(own) + 1}-{max(own) + 8}\n", own, first),
+        (f"{max(own)}\n", own, last),
+        (f"{max(own)}\n", first, first),  # a job was given no core near its GPU
+        ("\n", own, own),
     ):
         near.write_text(text)
-        assert taken() == cores
+        assert in_a_thread(binding) == cores
+    assert os.sched_getaffinity(0) == own
