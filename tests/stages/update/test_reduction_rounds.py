@@ -5,23 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
-from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.small_runs import ranks_with, small_config
-from torch import Tensor
 
 from schedules import Op, build
 from stages.comm import reduction_rounds
-from stages.comm.collectives import DistributedGroup, SingleRankGroup
-from stages.comm.communicator import Communicator
-from stages.comm.p2p import InProcessLinks
 from stages.comm.reduction_rounds import ReductionPlan, Round, reduction_plan, room_bytes
-from stages.comm.topology import Connection
-from stages.config.segments import segment_program
-from stages.pipeline.executor import RankExecutor
 from stages.shape.optimizer_sharding import Run, assign_owners
 from stages.update.async_update import slack_of
 
@@ -141,77 +132,3 @@ def test_reductions_begin_early_where_the_next_action_needs_the_update(
             of_stage = [a for a in actions if a.stage == stage and a.op is not Op.FORWARD]
             last = {before for before, after in pairwise(of_stage) if after.op is Op.UPDATE}
             assert {action for action in begun if action.stage == stage} <= last
-
-
-class Told:
-    """An operation that is done as soon as it is asked for."""
-
-    def is_completed(self) -> bool:
-        return True
-
-    def wait(self) -> object:
-        return None
-
-
-class OtherRanksLikeThis:
-    """A communicator whose other members bring what this one brings; notes when a round begins."""
-
-    def __init__(self, log: list[str], *, rank: int) -> None:
-        self._log = log
-        self._rank = rank
-
-    def alltoall_base(
-        self, output: Tensor, given: Tensor, output_sizes: list[int], given_sizes: list[int], /
-    ) -> Told:
-        self._log.append("round")
-        own = given.split(given_sizes)[self._rank]
-        output.copy_(own.repeat(len(output_sizes)))
-        return Told()
-
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> Told:
-        for output in outputs[0]:
-            output.copy_(inputs[0])
-        return Told()
-
-    def broadcast(self, tensor: Tensor, root: int, /) -> Told:
-        return Told()
-
-
-@pytest.mark.parametrize(
-    ("schedule", "options"),
-    [("1f1b", {}), ("zero-bubble", {}), ("gpipe", {"recompute": "full"}), ("2bw", {})],
-)
-def test_a_flush_has_exchanged_most_of_its_gradient_when_the_last_backward_ends(
-    schedule: str, options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reduction_rounds, "LEAST_PIECE", 1)
-    config = small_config(schedule, stages=1, data=2, layers=8, steps=1, **options)
-    log: list[str] = []
-    backward = RankExecutor._backward
-    weight_half = RankExecutor._backward_weight
-
-    def logged_backward(self, action):  # type: ignore[no-untyped-def]
-        yield from backward(self, action)
-        log.append("backward")
-
-    def logged_weight_half(self, action):  # type: ignore[no-untyped-def]
-        weight_half(self, action)
-        log.append("backward")
-
-    monkeypatch.setattr(RankExecutor, "_backward", logged_backward)
-    monkeypatch.setattr(RankExecutor, "_backward_weight", logged_weight_half)
-    data = DistributedGroup(cast(Communicator, OtherRanksLikeThis(log, rank=0)), rank=0, size=2)
-    program = segment_program(config, first_step=0, steps=2 if schedule == "2bw" else 1)
-    connection = Connection(rank=0, links=InProcessLinks(), pipeline=SingleRankGroup(), data=data)
-    (rank,) = ranks_with(config, [connection])
-    with rank.stages[0].weights.receiving_initial():
-        pass  # the other data rank's weights are of no interest
-    for _ in rank.executor.run(program):
-        raise AssertionError("nothing to wait for")
-    before, _, after = "".join("r" if entry == "round" else "b" for entry in log).rpartition("b")
-    if schedule == "2bw":
-        assert after.count("r") == before.count("r") == 1
-    else:
-        assert before.endswith("r")
-        assert before.count("r") >= 8
-        assert after.count("r") <= 4

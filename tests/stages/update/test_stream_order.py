@@ -14,7 +14,7 @@ from support.training_cases import SCHEDULES, TWO_STAGES_A_RANK
 
 import stages.pipeline.build
 from stages.config.run_config import RunConfig
-from stages.resolve.facts import Resolved
+from stages.resolve.facts import Resolved, facts
 from stages.update.update_stream import Streams
 
 ALL: dict[str, dict[str, Any]] = SCHEDULES | TWO_STAGES_A_RANK
@@ -26,20 +26,21 @@ def config_of(schedule: str, *, stages: int = 2, data: int = 1) -> RunConfig:
     return small_config(schedule, stages=stages, data=data, **settings, **ALL[schedule])
 
 
-@pytest.fixture(params=[False, True], ids=["as on a CPU", "as on a GPU"])
-def buffers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def use_buffers(patch: pytest.MonkeyPatch, *, on_gpu: bool) -> None:
     """Gradient buffers of either device."""
     of_device = Resolved.gradient_buffers
-    monkeypatch.setattr(
-        Resolved, "gradient_buffers", lambda run, *, on_gpu: of_device(run, on_gpu=request.param)
-    )
+    patch.setattr(Resolved, "gradient_buffers", lambda run, **_: of_device(run, on_gpu=on_gpu))
 
 
 @pytest.mark.parametrize("schedule", ALL)
-@pytest.mark.usefixtures("buffers")
 def test_streams_of_a_run_and_its_replay_are_ordered(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for stages_, data in LAYOUTS:
-        check_streams(tiny_run(config_of(schedule, stages=stages_, data=data)), monkeypatch)
+        config = tiny_run(config_of(schedule, stages=stages_, data=data))
+        of_cpu, of_gpu = (facts(config).gradient_buffers(on_gpu=on_gpu) for on_gpu in (False, True))
+        for on_gpu in sorted({False, of_cpu != of_gpu}):
+            with monkeypatch.context() as patch:
+                use_buffers(patch, on_gpu=on_gpu)
+                check_streams(config, patch)
 
 
 @pytest.mark.parametrize("schedule", ["2bw", "pipedream-unstashed"])
@@ -49,13 +50,14 @@ def test_so_are_those_of_a_model_with_experts(schedule: str, monkeypatch: pytest
     check_streams(with_experts(config, balance_rate=0.02), monkeypatch)
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize(("schedule", "stages_", "microbatches"), [("2bw", 3, 1), ("2bw-v", 2, 2)])
-@pytest.mark.usefixtures("buffers")
 @pytest.mark.slow
 def test_a_tied_shard_that_gathers_ahead_waits_for_the_update_of_that_buffer(
-    schedule: str, stages_: int, microbatches: int, monkeypatch: pytest.MonkeyPatch
+    schedule: str, stages_: int, microbatches: int, on_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With so few micro-batches T of the step after the next may follow an update before a look-up."""
+    use_buffers(monkeypatch, on_gpu=on_gpu)
     delay = -(-stages_ // microbatches) + (schedule == "2bw-v")
     settings: dict[str, Any] = {"delay": delay, "layers": 2 * stages_, "steps": 6, "eval_interval": 6}
     settings |= {"shard_head": True, "tied": True}
