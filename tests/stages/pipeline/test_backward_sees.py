@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from support.single_process import whole_model
-from support.small_runs import Rows, ranks_with, small_config, with_experts
+from support.small_runs import Replayed, Rows, ranks_with, replayed, small_config, with_experts
 from support.two_weights import microbatch_gradient
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -259,31 +259,18 @@ def test_one_compilation_serves_all_blocks_and_versions() -> None:
     assert counters["stats"]["unique_graphs"] >= 1
 
 
-@pytest.mark.parametrize("recompute", ["selective", "full"])
 @pytest.mark.slow
-def test_compiled_runs_have_the_losses_of_plain_ones_and_resume_to_the_same_bits(
-    recompute: str, tmp_path: Path
-) -> None:
-    def run(
-        *, steps: int = 6, compile: bool = True, folder: str | None = None
-    ) -> tuple[list[float], str | None]:
-        config = small_config("2bw", steps=6, coefficient=1.0, recompute=recompute, compile=compile)
-        rows = Rows()
-        told = lambda: len(rows.of_kind("step")) >= steps  # noqa: E731
-        result = replay(
-            config, recorder=rows, checkpoints=None if folder is None else tmp_path / folder, stop=told
-        )
-        end = rows.rows[-1]
-        return result.train_losses, end["weights_sha256"] if end["kind"] == "end" else None
+def test_compiled_runs_have_the_losses_of_plain_ones_and_resume_to_the_same_bits(tmp_path: Path) -> None:
+    def run(*, compile: bool = True, **given: Any) -> Replayed:
+        config = small_config("2bw", steps=6, coefficient=1.0, recompute="selective", compile=compile)
+        return replayed(config, **given)
 
-    losses, weights = run()
-    assert losses == pytest.approx(run(compile=False)[0], rel=1e-5)
-    assert run() == (losses, weights)
-    part, unfinished = run(steps=2, folder="interrupted")
-    assert unfinished is None
-    rest, resumed = run(folder="interrupted")
-    assert resumed == weights
-    assert part + rest == losses
+    whole = run()
+    losses = whole.result.train_losses
+    assert losses == pytest.approx(run(compile=False).result.train_losses, rel=1e-5)
+    part, rest = run(checkpoints=tmp_path, until=2), run(checkpoints=tmp_path)
+    assert rest.digest == whole.digest
+    assert part.result.train_losses + rest.result.train_losses == losses
 
 
 @pytest.mark.parametrize(("schedule", "precision"), [("zero-bubble", "bfloat16"), ("2bw", "float32")])

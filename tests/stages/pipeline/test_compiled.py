@@ -77,7 +77,7 @@ def run_of(schedule: str, *, compile: bool | None = None, **more: Any) -> RunCon
 @compiles_float64
 @pytest.mark.parametrize(
     ("schedule", "cut"),
-    [*((name, None) for name in ("1f1b", "2bw", "zb-v", "2bw-v", "paci")), ("zero-bubble", [1.5, 2.5])],
+    [*((name, None) for name in ("2bw", "2bw-v", "paci")), ("zero-bubble", [1.5, 2.5])],
 )
 @pytest.mark.slow
 def test_schedules_train_compiled_as_they_do_plain(schedule: str, cut: list[float] | None) -> None:
@@ -143,11 +143,10 @@ def test_a_compiled_first_half_leaves_the_matrices_to_the_second(experts: bool) 
         }
 
     expected = gradients(recompute="none", compiled=False, split=False)
-    for recompute in ("selective",) if experts else ("none", "selective"):
-        measured = gradients(recompute=recompute, compiled=True, split=True)
-        for name, gradient in expected.items():
-            assert gradient.any(), name
-            torch.testing.assert_close(measured[name], gradient, rtol=tolerance, atol=tolerance)
+    measured = gradients(recompute="selective", compiled=True, split=True)
+    for name, gradient in expected.items():
+        assert gradient.any(), name
+        torch.testing.assert_close(measured[name], gradient, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.slow
@@ -230,12 +229,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     assert "TORCHINDUCTOR_CACHE_DIR" in missing
 
 
-def world_writable(folder: Path) -> None:
-    folder.mkdir()
-    folder.chmod(0o777)
-
-
-def group_writable(folder: Path) -> None:
+def writable(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o775)
 
@@ -258,9 +252,7 @@ def of_another_user(folder: Path) -> None:
         pytest.skip("not root")
 
 
-@pytest.mark.parametrize(
-    "make", [world_writable, group_writable, linked, in_a_folder_of_all, of_another_user]
-)
+@pytest.mark.parametrize("make", [writable, linked, in_a_folder_of_all, of_another_user])
 def test_a_cache_that_others_may_write_is_left(
     make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,18 +341,21 @@ def budget(kind: str, *, recompute: str, compiled: bool, split: bool) -> dict[st
 
 
 @pytest.mark.parametrize(
-    ("kind", "compiled", "recompute"),
+    ("kind", "compiled", "recompute", "split"),
     [
         *itertools.product(
-            ("dense", "documents", "mixture", "embedding", "head"), [False], ("none", "selective", "full")
+            ("dense", "documents", "mixture", "embedding", "head"),
+            [False],
+            ("none", "selective", "full"),
+            [False, True],
         ),
+        # A block of a mixture has the matrices of a dense one, too.
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in itertools.product(("dense", "mixture"), [True], ("none", "full"))
+            for case in itertools.product(["mixture"], [True], ("none", "full"), [False, True])
         ),
     ],
 )
-@pytest.mark.parametrize("split", [False, True])
 def test_a_backward_makes_nothing_as_large_as_a_matrix_but_its_product_and_routes_once(
     kind: str, split: bool, recompute: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

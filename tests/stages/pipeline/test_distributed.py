@@ -36,10 +36,10 @@ def test_runs_of_two_processes_are_their_replays_bit_for_bit() -> None:
             many,
             small_config("2bw", **narrow),
             with_experts(small_config("zero-bubble", **narrow)),
+            *(small_config(name, shard_head=True, vocab_size=301, **narrow) for name in ("1f1b", "2bw")),
             *(
-                small_config(schedule, shard_head=True, split=schedule == "2bw-v", **options)
-                for schedule in ("1f1b", "zb-v", "2bw", "2bw-v")
-                for options in (narrow | {"vocab_size": 301}, {"family": "tied", "microbatches": 4})
+                small_config(name, shard_head=True, family="tied", split=name == "2bw-v", microbatches=4)
+                for name in ("zb-v", "2bw-v")
             ),
             small_config("2bw-v", family="tied", microbatches=4, optimizer="muon", coefficient=1.0),
             small_config("2bw-v", family="tied", split=True, **narrow),
@@ -70,7 +70,7 @@ def test_runs_of_three_processes_are_their_replays_bit_for_bit() -> None:
             with_experts(small_config("zero-bubble", precision="bfloat16", **common)),
             *(
                 small_config(name, split=name == "2bw-v", **within)
-                for name in ("1f1b", "2bw", "zero-bubble", "pipedream", "paci", "zb-v", "2bw-v")
+                for name in ("1f1b", "zero-bubble", "paci", "2bw-v")
             ),
             small_config("2bw", family="experts", recompute="selective", **within),
             small_config("1f1b", precision="bfloat16", recompute="full", **within),
