@@ -45,7 +45,7 @@ def test_all_tasks_resume_after_a_preemption_and_a_time_limit(slurm_conf: Path, 
     wait_for(lambda: queued_again(array) == {"0", "1", "2"}, seconds=60, why=squeue)
     scontrol("update", f"JobId={array}", "TimeLimit=1")
     wait_for(lambda: going_on(2, runs), seconds=200, why=lambda: told(experiment))
-    assert all(outcomes(run)[1][0] == "interrupted" for run in runs), told(experiment)
+    assert [outcomes(run)[1] for run in runs] == [("interrupted", "time-limit")] * 3, told(experiment)
     wait_for(lambda: all_resume(array, runs), seconds=250, why=lambda: told(experiment))
 
 

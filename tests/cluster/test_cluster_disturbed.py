@@ -1,4 +1,4 @@
-"""Runs that are preempted, requeued, ended by a time limit, or lose a node or a rank."""
+"""A run that is preempted, requeued, and loses a node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from support.cluster_runs import (
     ONE_RUN,
-    has_completed,
     launch,
     nothing_queued,
     outcomes,
@@ -85,38 +84,12 @@ def test_preempted_requeued_and_a_node_killed(slurm_conf: Path, tmp_path: Path, 
     check_same(run, undisturbed)
     causes = [cause for _, cause in outcomes(run)]
     assert causes == ["stopped", "stopped", "restarted", ""]
+    (printed,) = experiment.submissions.glob("*/*.out")
+    assert "SLURM has queued it again" in printed.read_text()
 
 
 def nodes_of(nodes: str) -> list[str]:
     return scontrol("show", "hostnames", nodes).split()
-
-
-def test_a_time_limit(slurm_conf: Path, tmp_path: Path, undisturbed: Run) -> None:
-    # A run that is stopped in its tracks is in time for no limit, on however fast a machine.
-    experiment = sweep(tmp_path / "e", *CHANGES, "site.grace=10", "site.timeout=300")
-    (run,) = experiment.runs
-    # The shortest that leaves time before the signal: two minutes. Without retries, for none is needed.
-    launch(experiment.folder, "--replay", site=site_file(tmp_path, time="2", signal_lead=20, retries=0))
-    wait_until_it_trains(run, 1)
-    first = Attempt(run, 1)
-    job = first.job
-    assert job is not None
-    trainer, _ = first.processes(0)
-    with suppress(ProcessLookupError):  # SLURM may send its signal a minute early, and then it has ended
-        os.kill(trainer.pid, signal.SIGSTOP)
-    wait_for(lambda: first.stop_reason, seconds=240, why=lambda: (run.status(), squeue()))
-    with suppress(ProcessLookupError):
-        os.kill(trainer.pid, signal.SIGCONT)
-    wait_for(lambda: outcomes(run), seconds=60, why=lambda: (run.status(), squeue()))
-    wait_for(lambda: "Restarts=1" in scontrol("show", "job", job.id), seconds=60, why=squeue)
-    # The same job goes on, and on a slow machine it may take longer. If it is over already, it needs no more.
-    more_time = ["scontrol", "update", f"JobId={job.id}", "TimeLimit=60"]
-    subprocess.run(more_time, timeout=60, check=False, capture_output=True)
-    # Between its two starts SLURM lists the job nowhere for a moment: an empty queue says nothing here.
-    wait_for(lambda: has_completed(run), seconds=200, why=lambda: (run.status(), squeue()))
-    assert outcomes(run) == [("interrupted", "time-limit"), ("completed", "")]
-    assert starts(run)[1][1] > 0
-    check_same(run, undisturbed)
 
 
 def kill_node(node: str, job: Job, *, cluster: Path) -> None:

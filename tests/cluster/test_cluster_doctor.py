@@ -84,14 +84,3 @@ def test_logs_of_a_run_on_the_cluster(slurm_conf: Path, tmp_path: Path) -> None:
     for rank in (0, 1):
         shown = succeeded("logs", experiment.folder, run.id, "--rank", str(rank))
         assert f"attempt-1-rank-{rank}.log" in shown.errors
-
-    # A job that refuses to begin has no log of a rank: what it printed itself is shown.
-    set_partition("down")
-    text.write_text("some words to train on, again and again. " * 500)
-    launch(experiment.folder, site=site_file(tmp_path, retries=0))
-    run.config_file.write_text(run.config_file.read_text().replace("steps: 2", "steps: 3"))
-    set_partition("up")
-    wait_for(lambda: run.status().attempt == 2 and not squeue(), seconds=60, why=squeue)
-    shown = succeeded("logs", experiment.folder, run.id)
-    assert "config.yaml has changed since it was submitted" in shown.output
-    assert "of the job; no rank has printed anything" in shown.errors
