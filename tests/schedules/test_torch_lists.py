@@ -7,9 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed.pipelining.schedules as torch_schedules
 
-from schedules import Op, ScheduleError, analyze, build
+from schedules import Op, ScheduleError, build
 from schedules.io.torch_lists import to_csv
-from schedules.messages import sent_between_ranks
 
 GEOMETRIES = [(1, 1), (1, 5), (2, 2), (2, 7), (3, 8), (4, 4), (4, 10), (5, 20), (8, 16), (7, 64)]
 
@@ -138,93 +137,3 @@ def test_only_synchronous_programs_are_written_as_csv():
     for name in ("2bw", "pipedream", "paci"):
         with pytest.raises(ScheduleError, match=f"{name} is none: 0F"):
             to_csv(build(name, stages=3, microbatches=4, steps=2))
-
-
-# torch 2.15 is the first that waits for sends in its lists and that analyzes the lives of activations.
-liveness = pytest.mark.skipif(
-    not hasattr(torch_schedules, "analyze_pipeline_activation_liveness"), reason="needs torch 2.15"
-)
-
-TORCHS = {
-    "interleaved-1f1b": "ScheduleInterleaved1F1B",
-    "zb-v": "ScheduleZBVZeroBubble",
-    "dualpipe-v": "ScheduleDualPipeV",
-}
-"""Those that torch runs by a list. It runs 1F1B by loops, so ours is lowered instead."""
-
-LOWERED = [(p, m * p) for p in (2, 4, 8) for m in (1, 2, 4)]
-CASES = [
-    (name, p, m)
-    for name in ("1f1b", *TORCHS)
-    for p, m in LOWERED
-    if name != "dualpipe-v" or m >= 2 * p  # torch refuses fewer
-]
-
-
-def both(name, p, m):
-    """Our program of a step, and torch's schedule with its lowered lists."""
-    chunks = 1 if name == "1f1b" else 2
-    ours = build(name, stages=p, microbatches=m, steps=1, chunks=chunks)
-    outlines = outlines_of(stages=p, chunks=chunks)
-    if name in TORCHS:
-        theirs = getattr(torch_schedules, TORCHS[name])(outlines, m)
-        if not hasattr(theirs, "pipeline_order_with_comms"):
-            pytest.skip("this torch does not lower the list itself")
-        return ours, theirs
-    theirs = torch_schedules._PipelineScheduleRuntime(outlines, m)
-    rows = [row.split(",") for row in to_csv(ours).splitlines()]
-    actions = [[torch_schedules._Action.from_str(cell) for cell in row] for row in rows]
-    theirs._prepare_schedule_with_comms(dict(enumerate(actions)))
-    return ours, theirs
-
-
-@pytest.mark.parametrize(("name", "p", "m"), CASES)
-def test_lowered_lists_are_read_as_our_programs(name, p, m):
-    ours, theirs = both(name, p, m)
-    lists = theirs.pipeline_order_with_comms
-    assert [computed(lists[rank]) for rank in range(p)] == computations(ours)
-    kinds = {str(action.computation_type.value) for actions in lists.values() for action in parts(actions)}
-    if hasattr(torch_schedules, "WAIT_SEND_F"):
-        assert {"SEND_F", "WAIT_SEND_F", "RECV_B", "WAIT_SEND_B"} <= kinds
-
-
-@pytest.mark.parametrize(("name", "p", "m"), CASES)
-def test_messages_of_a_pair_of_ranks_are_posted_in_torchs_order(name, p, m):
-    """On each directed edge of ranks, which has a communicator of its own with `pipeline_per_edge_p2p`."""
-    ours, theirs = both(name, p, m)
-    sends = {}
-    receives = {}
-    for rank, actions in theirs.pipeline_order_with_comms.items():
-        for action in parts(actions):
-            kind, stage = action.computation_type.value, action.stage_index
-            other = stage + (1 if kind in ("SEND_F", "RECV_B") else -1)
-            if kind in ("SEND_F", "SEND_B"):
-                pair = rank, ours.rank_of_stage[other]
-                sends.setdefault(pair, []).append((stage, other, action.microbatch_index))
-            elif kind in ("RECV_F", "RECV_B"):
-                pair = ours.rank_of_stage[other], rank
-                receives.setdefault(pair, []).append((other, stage, action.microbatch_index))
-    assert sends == {
-        pair: [(each.source, each.destination, each.microbatch) for each in found]
-        for pair, found in sent_between_ranks(ours).items()
-    }
-    assert receives == sends
-
-
-@liveness
-@pytest.mark.parametrize(("name", "p", "m"), CASES)
-def test_activations_in_flight_are_torchs_slots(name, p, m):
-    ours, theirs = both(name, p, m)
-    analysis = analyze(ours)
-    for rank in range(p):
-        stages = [stage for stage, holder in enumerate(ours.rank_of_stage) if holder == rank]
-
-        def slots(stages, rank=rank):
-            found = torch_schedules.analyze_pipeline_activation_liveness(
-                theirs, pp_rank=rank, stage_indices=stages, granularity="stage_microbatch"
-            )
-            return int(found.num_slots)
-
-        assert slots(stages) == analysis.rank_activations[rank]
-        for stage in stages:
-            assert slots([stage]) == analysis.activations[stage]
