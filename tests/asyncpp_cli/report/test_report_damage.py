@@ -94,15 +94,6 @@ def test_a_diverged_run_is_null_in_json_and_named_in_the_table(tmp_path: Path) -
     assert "Losses and gaps there are those of the runs that are complete." in text
 
 
-def test_a_load_that_is_no_number_damages_its_run_alone(tmp_path: Path) -> None:
-    experiment = ExperimentFolder(tmp_path / "experiment")
-    experiment.add(settings("1f1b", "muon"), rows=[row | {"load_per_core": "low"} for row in metrics()])
-    experiment.add(settings("2bw", "muon"))
-    assert [cell["status"] for cell in cells_of(experiment.folder)] == ["damaged", "completed"]
-    # Lines are as long as the folder's name allows.
-    assert "has a row of another form" in " ".join(to_text(report_of(experiment.folder)).split())
-
-
 @pytest.mark.parametrize("step", [-1, 2**63, 10**30])
 def test_a_step_that_no_column_holds_damages_its_run_alone(tmp_path: Path, step: int) -> None:
     experiment = ExperimentFolder(tmp_path / "experiment")
