@@ -20,6 +20,7 @@ from support.training_cases import measured
 
 from stages.checkpoint import files
 from stages.checkpoint.files import CheckpointError
+from stages.checkpoint.saved_weights import newest_weights
 from stages.comm.process import Process
 from stages.config.records import encoded
 from stages.config.run_config import RunConfig, ScheduleConfig
@@ -73,6 +74,9 @@ def test_a_damaged_checkpoint_is_passed_over(
 ) -> None:
     config, folder, whole = saved
     harm(folder / "step-4" / name)
+    with pytest.raises(CheckpointError):
+        newest_weights(folder, config, step=4)
+    assert newest_weights(folder, config).step == 2
     rows = replayed(config, checkpoints=folder)
     check_resumed(whole, measured(rows), step=2)
     warning = capsys.readouterr().err

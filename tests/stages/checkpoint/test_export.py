@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
@@ -21,7 +20,6 @@ from support.small_runs import Rows, small_config, with_experts
 from support.training_cases import named
 from torch import Tensor
 
-from stages.checkpoint import files
 from stages.checkpoint.export import INDEX_FILE, write_weights
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
@@ -364,52 +362,3 @@ def test_rotary_positions_are_read_from_every_place_that_transformers_reads(
             # Nothing is said twice: it is read.
             assert read or theirs["partial_rotary_factor"] != 1.0, content
     assert accepted > 20
-
-
-@READS_BASES
-@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
-@pytest.mark.parametrize("family", [*FAMILIES])
-def test_a_base_beside_the_type_gives_the_logits_of_transformers(
-    family: str, place: str, tmp_path: Path
-) -> None:
-    from transformers import AutoModelForCausalLM
-
-    config = small_config("1f1b", stages=1, steps=1, family=family)
-    config = changed(config, {"model.rope_base": 500.0, "model.init_std": 0.2})
-    weights, saved = trained(config, tmp_path / "c")
-    exported(saved, config, tmp_path / "out", format=ExportFormat.HF)
-    file = tmp_path / "out" / "config.json"
-    content = json.loads(file.read_text())
-    for key in ("rope_parameters", "rope_theta", "partial_rotary_factor"):
-        del content[key]
-    file.write_text(json.dumps(content | {place: {"rope_type": "default", "rope_theta": 500.0}}))
-    check_logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), config, weights)
-    init = replace(config.model, init=str(tmp_path / "out"))
-    check_init(init)
-    with pytest.raises(InitError, match=r"rope_theta is 500\.0, here 10000"):
-        check_init(replace(init, rope_base=10000.0))
-
-
-@pytest.mark.slow
-def test_a_damaged_checkpoint_is_skipped_unless_requested(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = small_config("1f1b")
-    folder = tmp_path / "c"
-    trained(config, folder)
-    newest, before = files.saved_steps(folder)
-    [first, *_] = sorted(files.folder_of(folder, newest).glob("*.safetensors"))
-    content = bytearray(first.read_bytes())
-    content[len(content) // 2] ^= 1
-    first.write_bytes(content)
-    assert newest_weights(folder, config).step == before
-    assert "SHA-256" in capsys.readouterr().err
-    with pytest.raises(CheckpointError, match="SHA-256"):
-        newest_weights(folder, config, step=newest)
-    with pytest.raises(
-        CheckpointError, match=f"no checkpoint of step 99; there are those of {before}, {newest}"
-    ):
-        newest_weights(folder, config, step=99)
-    shutil.rmtree(files.folder_of(folder, before))
-    with pytest.raises(CheckpointError, match="no checkpoint that is whole"):
-        newest_weights(folder, config, step=None)

@@ -265,27 +265,3 @@ def test_a_cut_that_is_asked_for_changes_nothing_but_the_cut() -> None:
     assert counts[0] < counts[1]
     for name, weight in by_default.weights.items():
         torch.testing.assert_close(as_asked.weights[name], weight, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("model", ["llama", "qwen3", "experts", "tied"])
-def test_a_cut_within_blocks_changes_no_bit(model: str) -> None:
-    """Neither of the losses nor of the weights, which have the names that they have under any cut."""
-    config = small_config("2bw-v", layers=5, steps=3, clip="none", split=True)
-    if model == "experts":
-        config = with_experts(config, shared_experts=1, dense_layers=2)
-    else:
-        config = changed(
-            config, {"model.family": "qwen3" if model == "qwen3" else "llama", "model.tied": model == "tied"}
-        )
-    results = []
-    for cut in ([1, 2, 1, 1], [1.5, 0.5, 1.5, 1.5], [0.5, 2, 2.5, 0]):
-        config = changed(config, {"parallel.cut": cut})
-        check(config)
-        assert [stage.size for stage in cut_of(config)] == cut
-        results.append(replay(config, recorder=Rows()))
-    whole, *within = results
-    for result in within:
-        assert result.train_losses == whole.train_losses
-        assert result.val_losses == whole.val_losses
-        assert result.weights.keys() == whole.weights.keys()
-        assert all(torch.equal(result.weights[name], weight) for name, weight in whole.weights.items())
