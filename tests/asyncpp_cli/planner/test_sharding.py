@@ -1,57 +1,12 @@
-"""Memory under FSDP against what torch's own takes."""
+"""Memory under FSDP; what processes take of it is compared in `stages/rehearsal`."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from support import fully_sharded
-from support.fully_sharded import CASES, RANKS, config_of
 
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.sharding import Sharding, memory
 from stages.config.run_config import changed
-
-OUTSIDE = ("communicators", "allocator")
-"""Kinds of memory that are no tensors."""
-
-
-def planned(name: str) -> dict[str, int]:
-    case = CASES[name]
-    how = Sharding(ranks=RANKS, reshard=case.get("reshard", True), reduce_each=case.get("reduce_each", True))
-    return memory(config_of(case), how)
-
-
-def run(folder: Path, backend: str, ranks: int) -> dict[str, dict[str, int]]:
-    """What the first rank measures."""
-    command = [sys.executable, fully_sharded.__file__, backend]
-    started = [subprocess.Popen([*command, str(rank), str(folder)]) for rank in range(ranks)]
-    try:
-        assert [process.wait(timeout=300) for process in started] == [0] * ranks
-    finally:
-        for process in started:
-            process.kill()
-    measured: dict[str, dict[str, int]] = json.loads((folder / f"{backend}-0.json").read_text())
-    return measured
-
-
-@pytest.mark.slow
-def test_what_is_kept_is_planned_to_the_byte(tmp_path: Path) -> None:
-    for name, taken in run(tmp_path, "gloo", RANKS).items():
-        kinds = planned(name)
-        assert taken["parameters"] == kinds["master"], name
-        assert taken["gradients"] == kinds["master"], name
-        assert taken["state"] == kinds["optimizer"], name
-
-
-@pytest.mark.slow
-def test_the_fullest_moment_is_planned(tmp_path: Path) -> None:
-    for name, taken in run(tmp_path, "fake", 1).items():
-        tensors = sum(size for kind, size in planned(name).items() if kind not in OUTSIDE)
-        assert tensors / taken["peak"] == pytest.approx(1, abs=0.05), name
 
 
 def test_shards_hold_a_share_of_what_one_rank_holds() -> None:

@@ -320,6 +320,7 @@ def test_memory_may_differ_by_a_segment_or_a_twentieth(
         ["schedule=fsdp", "optimizer=adamw"],
         ["schedule=hsdp", "optimizer=muon"],
         ["schedule=fsdp", "optimizer=muon", "schedule.microbatches=8", "schedule.keep_weights=true"],
+        ["schedule=fsdp", "optimizer=adamw", "schedule.microbatches=8", "schedule.reduce_each=true"],
     ],
 )
 def test_a_process_with_shards_takes_what_is_planned(changes: list[str]) -> None:
