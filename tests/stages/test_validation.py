@@ -20,6 +20,15 @@ MUP = {
     "model.base_head_dim": 1,
 }
 LARGE = 10_000
+WITHOUT_EXPERTS = dict.fromkeys(
+    map("model.{}".format, ("shared_experts", "dense_layers", "active_experts")), 1
+)
+WITHOUT_EXPERTS |= {
+    "model.router_score": "softmax",
+    "model.route_normalised": False,
+    "model.route_scale": 2.0,
+}
+WITHOUT_EXPERTS |= {"model.balance": "bias", "model.balance_rate": 0.1, "model.expert_width": 12}
 
 # A key that is refused, its value, and words of the refusal; by settings of `small_config`.
 OF_ANY = [
@@ -50,15 +59,7 @@ OF_ANY = [
     ("model.base_width", 8, "goes with model.parametrization: mup; accepted with standard"),
     ("model.parametrization", "sp", "'sp' is not known; accepted: standard, mup"),
     ("model.tied", True, "on 0 and 1; accepted: false, parallel.stages: 1, or a schedule in a V"),
-    ("model.shared_experts", 1, "and model.experts is 0; accepted"),
-    ("model.dense_layers", 1, "and model.experts is 0; accepted"),
-    ("model.router_score", "softmax", "and model.experts is 0; accepted"),
-    ("model.route_normalised", False, "and model.experts is 0; accepted"),
-    ("model.route_scale", 2.0, "and model.experts is 0; accepted"),
-    ("model.balance", "bias", "and model.experts is 0; accepted"),
-    ("model.balance_rate", 0.1, "and model.experts is 0; accepted"),
-    ("model.active_experts", 1, "and model.experts is 0; accepted"),
-    ("model.expert_width", 12, "and model.experts is 0; accepted"),
+    *((key, value, "and model.experts is 0; accepted") for key, value in WITHOUT_EXPERTS.items()),
     ("correction.name", "lr-discount", "a synchronous schedule has none"),
     *(
         ("parallel.cut", cut, "of 2 stages, whole or with .5, 4 in all and at least 0.5 each")

@@ -306,11 +306,6 @@ def in_forward(config, context):
 def failing(config, context):
     embedding, blocks, head = linear(config, context)
     return embedding, [*blocks[:-1], Failing(config.width, config.width)], head
-
-def lost(config, context):
-    raise KeyError("lost")
-
-number = 3
 """
 
 
@@ -320,7 +315,6 @@ number = 3
         ("exit_0", r"own_models:exit_0 ended the process \(SystemExit: 0\) \(FILE, line 18\)"),
         ("in_forward", r"the run's own code ended the process \(SystemExit: 75\) \(FILE, line 7\)"),
         ("failing", r"the run's own code fails \(RuntimeError: .*shapes.*\) \(FILE, line 11\)"),
-        ("lost", r"own_models:lost fails \(KeyError: 'lost'\) \(FILE, line 29\)"),
         ("linear", ""),
     ],
 )
