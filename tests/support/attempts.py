@@ -26,12 +26,15 @@ def fall(attempt: Attempt, rank: int, code: int, *, stopped: bool = False) -> No
     end_rank(attempt, rank, **by_signal, stopped=stopped)
 
 
-def submitted(experiment: Experiment, *, state: str = "submitted", **runs: tuple[str, ...]) -> str:
+def submitted(
+    experiment: Experiment, *, state: str = "submitted", site: str = "s", **runs: tuple[str, ...]
+) -> str:
     """Record a submission to the cluster `c`; its name.
 
     Args:
         experiment: the experiment.
         state: of the submission.
+        site: its profile.
         runs: ids of the runs of each array, by the array's name.
     """
     folder = new_folder(experiment)
@@ -41,7 +44,7 @@ def submitted(experiment: Experiment, *, state: str = "submitted", **runs: tuple
     )
     write_submission(
         Submission(
-            folder=folder, path=str(folder.absolute()), time=0.0, site="s", cluster="c",
+            folder=folder, path=str(folder.absolute()), time=0.0, site=site, cluster="c",
             user=user_name(), host="h", state=state,
             interpreter="python", software={}, code="c0de", arrays=arrays,
         )

@@ -100,7 +100,7 @@ def sweep(
     for note in [*environment_notes(swept.template), *notes(swept.cells)]:
         say(f"note: {note}")
     if swept.rendered is not None and out is not None:
-        _say_written(swept.rendered, swept.cells, out)
+        _say_written(swept.rendered, swept.cells, out, site=site)
 
 
 def _print_cells(swept: Sweep) -> None:
@@ -109,12 +109,13 @@ def _print_cells(swept: Sweep) -> None:
     print(json.dumps([_record(*each) for each in each_cell], indent=1))
 
 
-def _say_written(rendered: Rendered, cells: Sequence[ResolvedCell], out: Path) -> None:
+def _say_written(rendered: Rendered, cells: Sequence[ResolvedCell], out: Path, *, site: str | None) -> None:
     """Say which runs a sweep has added to its folder or restored there, and what to do next."""
     from asyncpp_cli.base.console import command, say
 
+    launch = command("launch", out, *(["--site", site] if site else []))
     if rendered.added == len(cells):
-        say(f"Wrote {len(cells)} run{'s' * (len(cells) != 1)} to {out}. Next: {command('launch', out)}")
+        say(f"Wrote {len(cells)} run{'s' * (len(cells) != 1)} to {out}. Next: {launch}")
         if any(cell.config.site.device == "cuda" or cell.config.site.gpu for cell in cells):
             say(f"What a GPU would refuse shows without one: {command('rehearse', out)}")
         return
@@ -128,7 +129,7 @@ def _say_written(rendered: Rendered, cells: Sequence[ResolvedCell], out: Path) -
         restored = f"{first} and {len(further)} others" if further else first
         say(f"Restored, since its folder or configuration was gone or damaged: {restored}.")
     if rendered.added or rendered.restored:
-        say(f"Next: {command('launch', out)}")
+        say(f"Next: {launch}")
 
 
 def _record(resolved: ResolvedCell, cost: Expected) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from asyncpp_cli.base.console import command
 from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult, value_text
 from asyncpp_cli.report.analysis.conditions import busy_text, span
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, MOST_FACTOR
+from asyncpp_cli.report.analysis.verdict import seeds_setting
 from asyncpp_cli.report.load.run import grouped
+from asyncpp_cli.runs.experiment_folder import whole_template
 
 TOKENS_PER_PARAMETER = 20
 """Usual tokens per parameter of pretraining; runs with fewer are called short."""
@@ -324,7 +326,10 @@ def _caveats(delayed: Sequence[CellResult]) -> list[str]:
     fewest = min(len(cell.gap_pairs.seeds) for cell in compared)
     if fewest < FEW_SEEDS:
         seeds = "one seed" if fewest == 1 else f"{fewest} seeds"
-        sentences.append(f"Certainty: some gaps rest on {seeds} (n = {fewest}); a small gap may be chance.")
+        sentences.append(
+            f"Certainty: some gaps rest on {seeds} (n = {fewest}); a small gap may be chance."
+            f"{_remedy(compared)}"
+        )
     short = [tokens for tokens in (_tokens_per_parameter(cell) for cell in compared) if tokens is not None]
     if short and min(short) < TOKENS_PER_PARAMETER:
         sentences.append(
@@ -332,6 +337,16 @@ def _caveats(delayed: Sequence[CellResult]) -> list[str]:
             "most of its steps at a high learning rate and exaggerates gaps."
         )
     return sentences
+
+
+def _remedy(compared: Sequence[CellResult]) -> str:
+    """The command that adds seeds to the experiment; empty for cells of several or of none."""
+    folders = {run.folder.parents[1] for cell in compared for run in cell.runs if run.folder is not None}
+    if len(folders) != 1:
+        return ""
+    (folder,) = folders
+    setting = seeds_setting(compared, FEW_SEEDS)
+    return f" `{command('sweep', whole_template(folder), setting, '--out', folder)}` adds seeds."
 
 
 def _tokens_per_parameter(cell: CellResult) -> float | None:

@@ -204,9 +204,16 @@ class Verdict:
         if folder is None:
             return f"`{setting or 'asyncpp launch'}`."
         if setting is None:
-            return f"`{' && '.join(command('launch', each) for each in self.unfinished_in or [folder])}`"
-        launch = command("launch", folder)
-        return f"`{command('sweep', whole_template(folder), setting, '--out', folder)} && {launch}`"
+            return f"`{' && '.join(map(self.launch, self.unfinished_in or [folder]))}`"
+        sweep = command("sweep", whole_template(folder), setting, "--out", folder)
+        return f"`{sweep} && {self.launch(folder)}`"
+
+    def launch(self, folder: Path) -> str:
+        """The command that launches an experiment where the arm's runs were. A profile that is a path is left
+        out: it runs commands, and whoever wrote the folder need not be whom the reader trusts."""
+        runs = [run for cell in (self.delayed, *self.lengths) for run in cell.runs]
+        sites = [run.site for run in runs if run.site and Path(run.site).name == run.site]
+        return command("launch", folder, *(["--site", sites[0]] if sites else []))
 
     def record(self) -> dict[str, Any]:
         """The numbers, for JSON."""
@@ -298,7 +305,7 @@ def _in_further_lengths(verdict: Verdict) -> str:
     lengths = f"matrix.train.steps=[{max(1, steps // 2)},{2 * steps}]"
     sweep = command("sweep", whole_template(folder), lengths, "--out", out)
     return (
-        f"`{sweep} && {command('launch', out)}` trains half and twice the steps; then "
+        f"`{sweep} && {verdict.launch(out)}` trains half and twice the steps; then "
         f"`{command('report', folder, out)}` answers it, with the runs that are here."
     )
 
@@ -428,10 +435,12 @@ def _lengths_setting(verdict: Verdict, further: Iterable[float]) -> str:
 
 
 def _seeds_setting(verdict: Verdict, count: int) -> str:
+    return seeds_setting((*verdict.lengths, *verdict.synchronous_lengths), count)
+
+
+def seeds_setting(cells: Iterable[CellResult], count: int) -> str:
     """The setting that gives an experiment so many seeds; those that it has stay in its matrix."""
-    seeds = sorted(
-        {seed for cell in (*verdict.lengths, *verdict.synchronous_lengths) for seed in cell.losses}
-    )
+    seeds = sorted({seed for cell in cells for seed in cell.losses})
     further = range(seeds[-1] + 1, seeds[-1] + 1 + count - len(seeds))
     return f"matrix.seed=[{','.join(map(str, [*seeds, *further]))}]"
 

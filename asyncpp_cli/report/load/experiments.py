@@ -58,8 +58,15 @@ def load(experiments: Iterable[Experiment], *, keep_steps: bool) -> tuple[list[R
 
 
 def _load(cell: Cell, run: Run, queue: SlurmQueue, *, configs: Lock, keep_steps: bool) -> RunResult:
+    task = queue.submissions.array_tasks.get(cell.id)
     plain = RunResult(
-        id=cell.id, axes=cell.axes, config=None, state="missing", folder=run.folder, loss_of=cell.loss_of
+        id=cell.id,
+        axes=cell.axes,
+        config=None,
+        state="missing",
+        folder=run.folder,
+        loss_of=cell.loss_of,
+        site="" if task is None else task.submission.site,
     )
     if not run.folder.is_dir():
         return replace(plain, reason=f"{run.folder} is gone")

@@ -90,6 +90,8 @@ class RunResult(Measurement):
     """Cost of all its attempts so far; None if it has not begun, or did not record its resources."""
     loss_of: str | None = None
     """Id of the run whose loss is its own, too, if it ran for its speed alone; it has no losses then."""
+    site: str = ""
+    """The site profile that it was submitted with last; empty if it was not submitted."""
     lineage: Lineage | None = None
     """The run that it continues; None for a run from the beginning."""
     problems: tuple[str, ...] = ()

@@ -219,10 +219,10 @@ ELSEWHERE = {
     "launch/start.py:resume_command: launch": "asyncpp_cli/commands/test_hints.py",
     "launch/start.py:resume_command: tune": "asyncpp_cli/commands/test_hints.py",
     "report/analysis/verdict.py:_in_further_lengths: sweep --out": "asyncpp_cli/report/test_verdict.py",
-    "report/analysis/verdict.py:_in_further_lengths: launch": "asyncpp_cli/report/test_verdict.py",
     "report/analysis/verdict.py:_in_further_lengths: report": "asyncpp_cli/report/test_verdict.py",
     "report/analysis/verdict.py:_with: sweep --out": "asyncpp_cli/report/test_verdict.py",
-    "report/analysis/verdict.py:_with: launch": "asyncpp_cli/report/test_verdict.py",
+    "report/analysis/verdict.py:launch: launch": "asyncpp_cli/report/test_verdict.py",
+    "report/analysis/summary.py:_remedy: sweep --out": "asyncpp_cli/report/test_verdict.py",
     "report/analysis/summary.py:_slowest_sentences: plan --balance": (
         "asyncpp_cli/planner/test_measured_balance.py"
     ),
@@ -307,6 +307,12 @@ def test_every_command_that_a_message_names_can_be_run_and_helps(
             run |= where
         assert helped(), case
     assert sites() == run
+
+
+def test_what_was_swept_for_a_site_is_launched_there(tmp_path: Path) -> None:
+    made = succeeded("sweep", "quickstart", *TINY, *ONE, "--site", "slurm-gpu", "--out", tmp_path / "e")
+    hint = shlex.split(made.errors.rpartition("Next: ")[2].partition("\n")[0])
+    assert hint == ["asyncpp", "launch", str(tmp_path / "e"), "--site", "slurm-gpu"]
 
 
 def test_a_folder_that_begins_with_a_dash_is_no_option(

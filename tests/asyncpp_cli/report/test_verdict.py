@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.attempts import submitted
 from support.command_line import asyncpp, succeeded
 from support.report_experiment import (
     ExperimentFolder,
@@ -161,6 +162,11 @@ data: {context: 128}
 """
 
 
+ONE_LENGTH = re.sub(r"train.steps: \[.*?\], |exclude: .*\n", "", TEMPLATE).replace(
+    "train: {", "train: {steps: 40, "
+)
+
+
 TOO_FEW = ", {schedule: 2bw, train.steps: 40}"
 """What leaves two lengths, a factor of 4 apart."""
 
@@ -183,29 +189,44 @@ def test_the_command_that_is_named_makes_the_runs_that_answer(tmp_path: Path) ->
     assert report_of(folder).summary[0].startswith("Pays: 2bw muon reaches the loss of 1f1b muon")
 
 
-def test_the_question_is_of_my_model_and_its_runs_count_towards_it(tmp_path: Path) -> None:
-    """An experiment of one length names the commands that train two more of its own template."""
-    one_length = TEMPLATE.replace("train.steps: [30, 40, 120], ", "").replace(
-        "train: {", "train: {steps: 40, "
-    )
-    lines = [line for line in one_length.splitlines() if not line.startswith("exclude")]
-    (tmp_path / "mine.yaml").write_text("\n".join(lines))
+@pytest.mark.parametrize("site", ["", "gpus", "/home/other/gpus.yaml"])
+def test_the_question_is_of_my_model_and_its_runs_count_towards_it(tmp_path: Path, site: str) -> None:
+    """An experiment of one length names the commands that train two more of its own template, where its runs
+    were; but no profile that is a file, which may be anybody's."""
+    (tmp_path / "mine.yaml").write_text(ONE_LENGTH)
     folder = tmp_path / "with space"
     succeeded("sweep", tmp_path / "mine.yaml", "--out", folder)
     with_losses(open_experiment(folder))
+    if site:
+        experiment = open_experiment(folder)
+        submitted(experiment, site=site, a=tuple(run.id for run in experiment.runs))
     last = report_of(folder).summary[-1]
     commands, answering = last.split("`")[1::2]
     sweep, launch = commands.split(" && ")
     succeeded(*shlex.split(sweep)[1:])
-    further = Path(shlex.split(launch)[-1])
+    _, _, launched, *options = shlex.split(launch)
+    assert options == (["--site", "gpus"] if site == "gpus" else [])
+    further = Path(launched)
     assert {run.config().train.steps for run in open_experiment(further).runs} == {20, 80}
     # While they train, what goes on with them is named.
     _, *both = shlex.split(answering)
     assert both == ["report", str(folder), str(further)]
     said = " ".join(succeeded(*both).output.split())
-    assert f"not all runs are complete. `asyncpp launch '{further}'`" in said
+    assert f"not all runs are complete. `{launch}`" in said
     with_losses(open_experiment(further))
     assert "Pays: 2bw muon" in succeeded(*both).output
+
+
+def test_gaps_of_few_seeds_name_the_command_that_adds_some(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(ONE_LENGTH.replace(", seed: [0, 1, 2]", ""))
+    folder = tmp_path / "with space"
+    succeeded("sweep", tmp_path / "mine.yaml", "--out", folder)
+    with_losses(open_experiment(folder))
+    [line] = [line for line in report_of(folder).summary if line.startswith("Certainty: ")]
+    succeeded(*shlex.split(line.split("`")[1])[1:])
+    with_losses(open_experiment(folder))
+    assert {len(cell.losses) for cell in report_of(folder).cells} == {3}
+    assert not any(line.startswith("Certainty: ") for line in report_of(folder).summary)
 
 
 @pytest.mark.parametrize(
