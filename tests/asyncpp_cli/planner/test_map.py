@@ -44,9 +44,9 @@ def test_a_point_has_the_layouts_of_plan(model: str, gpus: int, tokens: int, lim
 def test_the_readme_says_what_is_planned() -> None:
     text = " ".join((Path(__file__).parents[3] / "README.md").read_text().split())
     found = re.search(
-        r"for (\w+) with Muon on (\d+) H100s and ([\d,]+) tokens per step `asyncpp plan` estimates that a "
-        r"delay of one step may cost up to (\d+) % more steps than the best synchronous choice takes, "
-        r"at (\d+) Gbit/s up to (\d+) %",
+        r"By that estimate, for (\w+) with Muon on (\d+) H100s and ([\d,]+) tokens per step, a delay of one "
+        r"step pays if it costs fewer than (\d+) % more steps than the best synchronous choice takes; at "
+        r"(\d+) Gbit/s, fewer than (\d+) %",
         text,
     )
     assert found is not None
