@@ -75,6 +75,8 @@ def planned_machine(
     on_cpu = planned.device == "cpu" if profile is None else profile.threads is not None
     named = None if on_cpu else planned.gpu or default
     gpu = find_device(named or planned.gpu or DEFAULT_GPU, key=key)
+    if site is not None and site.gpus_per_node:
+        gpu = gpu.in_nodes(site.gpus_per_node)
     planned = replace(planned, device="cpu" if on_cpu else "cuda", gpu=named)
     limit = planned.memory_gb
     return Machine(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import schedules
@@ -12,7 +12,7 @@ from asyncpp_cli.planner.estimate import Estimate
 from asyncpp_cli.planner.fsdp import Sharded, best_sharded
 from asyncpp_cli.planner.rank import best_first, delay_of
 from asyncpp_cli.planner.shared import Shared
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, changed, chosen_correction
 from stages.resolve.schedule import can_tie
 
 Layout = Estimate | Sharded
@@ -32,8 +32,8 @@ class Listing:
     alike: int = 0
     """How many others take as long as one of them, and differ from it in micro-batches and size alone."""
     best: Mapping[str, Estimate] = field(default_factory=dict)
-    """The best pipelines of all layouts that fit, by `KINDS`; of more delay only one that is faster than the
-    others."""
+    """The best pipelines of all layouts that fit, with a delay also with error feedback, by `KINDS`; of more
+    delay only one that is faster than the others."""
     sharded: Sequence[Sharded] = ()
     """The best of FSDP and of HSDP that fit, the faster one first."""
 
@@ -99,7 +99,7 @@ def listed(
 
     for each in best_first(base, shared, names=names, wanted=wanted, **asked):
         fits = not each.exceeds(limit_gb)
-        if fits and _may_be_best(best, each.delay):
+        if fits and _may_be_best(best, each.delay) and has_room(each, limit_gb=limit_gb):
             best[_kind_of(each.delay)] = each
         seconds = f"{each.step.seconds:.3g}"
         same = seconds, f"{each.step.bubble:.1%}", each.delay
@@ -141,6 +141,14 @@ def _may_be_best(best: Mapping[str, Estimate], delay: int) -> bool:
     none of its kind is known, and of more delay none of any."""
     kind = _kind_of(delay)
     return not (best.keys() & (set(KINDS) if kind == KINDS[2] else {kind}))
+
+
+def has_room(layout: Estimate, *, limit_gb: float) -> bool:
+    """Whether a layout with a delay also fits with error feedback, which is advised for it."""
+    if not layout.delay or chosen_correction(layout.config) is not None:
+        return True
+    corrected = changed(layout.config, {"error_feedback.coefficient": 1.0})
+    return not replace(layout, config=corrected).exceeds(limit_gb)
 
 
 def _kind_of(delay: int) -> str:

@@ -16,10 +16,10 @@ from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.decision import Point
 from asyncpp_cli.planner.estimate import Estimate
 from asyncpp_cli.planner.fsdp import Sharded
-from asyncpp_cli.planner.listing import KINDS, Layout, Listing
+from asyncpp_cli.planner.listing import KINDS, Layout, Listing, has_room
 from asyncpp_cli.planner.shared import CostModel
 from asyncpp_cli.runs.attempts.cost import amount
-from stages.config.run_config import RunConfig
+from stages.config.run_config import RunConfig, chosen_correction
 
 LIKELY = "likely x sync"
 """Column of the interval of `x sync`."""
@@ -171,31 +171,46 @@ def sentences(found: Listing, order: Order, *, tokens: int, all_schedules: bool)
         )
     known = order.times_known and all_schedules and order.gpus > 1 and isinstance(order.costs, Roofline)
     if found.sharded:
-        said.append(_decision(found, order.base.config))
+        said.append(_decision(found, order))
     elif known:
         said.append(_without_sharded(order, tokens))
     return said
 
 
-def _decision(found: Listing, base: RunConfig) -> str:
+def _decision(found: Listing, order: Order) -> str:
     """What to use, in a sentence or two."""
     sharded, synchronous, late = found.sharded[0], found.synchronous, found.delayed
     assert synchronous is not None  # FSDP is
     kind = sharded.name.partition(",")[0].upper()
     lost = f"Here {kind} loses {sharded.lost:.1%} of its step to exchanges"
     if late is None:
-        return f"{lost}. Use {synchronous.place}: no layout with a delay is faster."
+        return (
+            f"{lost}. Use {synchronous.place}: no layout with a delay and room for error feedback is faster."
+        )
     more = synchronous.step.seconds / late.step.seconds - 1
     low, high = (ratio - 1 for ratio in likely_ratio(synchronous, late))
-    feedback = " and error feedback" if base.error_feedback.coefficient else ""
     said = (
         f"{lost}; the best synchronous choice is {synchronous.place}. {late.place}, with "
-        f"{base.optimizer.name}{feedback} (docs/optimizers.md), pays if its delay of {late.delay} costs "
-        f"fewer than {more:.1%} more steps (published runs say {low:.0%} to {high:.0%})"
+        f"{late.config.optimizer.name}{_correction(found, late, order)}, pays if its delay of "
+        f"{late.delay} costs fewer than {more:.1%} more steps (published runs say {low:.0%} to {high:.0%})"
     )
     if low <= 0:
         return f"{said}. The plan cannot tell whether it is faster: measure both (--as-template writes them)."
     return f"{said}; training tells (--as-template writes what decides it)."
+
+
+def _correction(found: Listing, late: Estimate, order: Order) -> str:
+    """The correction of a layout with a delay, or that the advised one fits."""
+    if correction := chosen_correction(late.config):
+        return f" and {correction[0].replace('-', ' ')} (docs/optimizers.md)"
+    limit = order.limit_gb
+    faster = [
+        each
+        for each in found.pipelines
+        if each.delay == late.delay and each.step.seconds < late.step.seconds and not each.exceeds(limit)
+    ]
+    unlike = "" if all(has_room(each, limit_gb=limit) for each in faster) else ", unlike in faster rows"
+    return f" (docs/optimizers.md; error feedback fits{unlike})"
 
 
 def _without_sharded(order: Order, tokens: int) -> str:

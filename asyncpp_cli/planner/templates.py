@@ -9,6 +9,7 @@ from typing import Any
 
 from asyncpp_cli.experiment.template import canonical
 from asyncpp_cli.planner.base_config import Base
+from asyncpp_cli.planner.costs.devices import Device, description
 from asyncpp_cli.planner.fsdp import Sharded
 from asyncpp_cli.planner.listing import Layout, Listing
 from asyncpp_cli.runs.settings import items
@@ -45,6 +46,7 @@ def template_text(
     *,
     other: Layout | None,
     tokens: int,
+    device: Device | None,
 ) -> str:
     """A template, in YAML.
 
@@ -57,6 +59,7 @@ def template_text(
         other: a synchronous layout to train beside it, which is then trained at three lengths, with error
             feedback and without; None: train `layout` alone.
         tokens: per step.
+        device: GPU with its links, for the times of `sweep`; None: not known.
     """
     name = json.dumps(str(Path(what).resolve())) if Path(what).is_file() else what
     lines = {"base": name}
@@ -65,7 +68,16 @@ def template_text(
         steps = round(base.token_budget / tokens)
         lines = {"model": name, "optimizer": base.config.optimizer.name}
         lines |= {"train.steps": f"{steps}  # 20 tokens per active parameter"}
+        # An experiment's own defaults are those of small runs on a CPU.
+        lines |= {
+            "data.context": str(base.config.data.context),
+            "train.precision": base.config.train.precision,
+        }
     lines |= {canonical(key): text for key, _, text in (change.partition("=") for change in changes)}
+    if device is not None:
+        lines["site.gpu"] = json.dumps(description(device))
+    if (memory := base.config.site.memory_gb) is not None:
+        lines["site.memory_gb"] = json.dumps(memory)
     own = settings_of(layout, base)
     if other is not None:
         lines |= _matrix(layout, own, other, settings_of(other, base), steps=steps)

@@ -99,14 +99,13 @@ def _transfers(found: Sequence[Verdict], options: ReportOptions) -> list[Transfe
     """The verdicts carried over to the run of `--for`."""
     if options.model is None or options.gpus is None:
         return []
-    from asyncpp_cli.planner.cells import DEFAULT_GPU
     from asyncpp_cli.report.analysis.planned import transfers
 
     target = Target(
         model=options.model,
         gpus=options.gpus,
         tokens_per_step=options.tokens_per_step,
-        device=options.device or DEFAULT_GPU,
+        device=options.device,
     )
     with shown(f"planning {options.model}"):
         return transfers(found, target)

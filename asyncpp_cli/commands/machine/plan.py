@@ -17,6 +17,7 @@ from asyncpp_cli.commands.arguments import AllowCode, template_words
 
 if TYPE_CHECKING:
     from asyncpp_cli.planner.base_config import Base
+    from asyncpp_cli.planner.costs.devices import Device
     from asyncpp_cli.planner.costs.profile_costs import Measured
     from asyncpp_cli.planner.tables import Order
 
@@ -275,6 +276,7 @@ def _order(
     from asyncpp_cli.planner.costs.roofline import Roofline
     from asyncpp_cli.planner.tables import Order
     from asyncpp_cli.sites.profile import find_site
+    from stages.config.run_config import changed
 
     if memory is not None and not memory > 0:
         raise UserError(f"--memory {memory:g}: accepted: a positive number, 10^9 bytes")
@@ -289,11 +291,14 @@ def _order(
     limit = machine.limit_gb if memory is None else memory
     costs, given = machine.costs, (links.bandwidth, links.node_bandwidth, links.gpus_per_node)
     if isinstance(costs, Roofline):
-        costs = costs.over(**_changed_links(costs, links, profile.gpus_per_node if profile else 0))
+        costs = Roofline(_linked(costs.device, links))
     elif given != (None, None, None):
         raise UserError("--bandwidth changes estimated times: leave out --profile and --measure")
+    config = machine.config
+    if memory is not None:
+        config = changed(config, {"site.memory_gb": memory})
     return Order(
-        base=replace(base, config=machine.config),
+        base=replace(base, config=config),
         gpus=gpus,
         costs=costs,
         limit_gb=math.inf if limit is None else limit,
@@ -301,20 +306,21 @@ def _order(
     )
 
 
-def _changed_links(costs: Any, links: _Links, of_site: int) -> dict[str, Any]:
-    """Fields of `Device` that the options and the site's GPUs per node set."""
+def _linked(device: Device, links: _Links) -> Device:
+    """The device with the links that the options set."""
     for option, value in (("bandwidth", links.bandwidth), ("node-bandwidth", links.node_bandwidth)):
         if value is not None and not value > 0:
             raise UserError(f"--{option} {value:g}: accepted: more than 0")
     if links.bandwidth is not None and links.node_bandwidth is not None:
         raise UserError("--bandwidth is of each GPU, --node-bandwidth of each node: leave one out")
-    node = links.gpus_per_node or of_site or costs.device.node_gpus
-    found: dict[str, Any] = {"node_gpus": node}
+    if links.gpus_per_node is not None:
+        device = device.in_nodes(links.gpus_per_node)
     if links.bandwidth is not None:
-        found |= {"network_gbs": links.bandwidth / 8, "shares_adapter": False}
+        device = replace(device, network_gbs=links.bandwidth / 8, shares_adapter=False)
     if links.node_bandwidth is not None:
-        found |= {"network_gbs": links.node_bandwidth / 8 / node, "shares_adapter": True}
-    return found
+        of_gpu = links.node_bandwidth / 8 / device.node_gpus
+        device = replace(device, network_gbs=of_gpu, shares_adapter=True)
+    return device
 
 
 def _map(
@@ -451,15 +457,13 @@ def _offer(chosen: Any, found: Any, order: Order, tokens: int, *, number: int, t
     if template.file is None:
         return
     other = None if found is None else templates.rival(found)
+    device = order.costs.device if isinstance(order.costs, Roofline) and order.times_known else None
     text = templates.template_text(
-        template.what, order.base, template.changes, chosen, other=other, tokens=tokens
+        template.what, order.base, template.changes, chosen, other=other, tokens=tokens, device=device
     )
     write_output(template.file, text.encode())
     name = quoted(template.file)
     say(f"Wrote {template.file}: asyncpp sweep {name} --list")
     if other is not None:
-        words = f"asyncpp sweep {name} --out E; asyncpp launch E; asyncpp report E --for {template.what}"
-        words += f" --gpus {order.gpus} --tokens-per-step {tokens}"
-        if isinstance(order.costs, Roofline):
-            words += f" --device {quoted(order.costs.device.name)}"
-        say(f"It decides whether the delay pays: {words}")
+        words = f"asyncpp sweep {name} --out E; asyncpp launch E; asyncpp report E --for {name}"
+        say(f"It decides whether the delay pays: {words} --gpus {order.gpus}")

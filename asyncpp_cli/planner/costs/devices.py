@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,16 @@ class Device:
     def usable_gb(self) -> float:
         """Memory for what is planned, 10^9 bytes: without CUDA's context and what stays free."""
         return self.memory_gb * (1 - FREE_SHARE) - CONTEXT_GB
+
+    @property
+    def node_gbs(self) -> float:
+        """Network bandwidth of a node, 10^9 bytes per second."""
+        return self.network_gbs * self.node_gpus
+
+    def in_nodes(self, gpus: int) -> Device:
+        """This GPU in nodes of so many; an adapter that is a node's has the same rate."""
+        rate = self.node_gbs / gpus if self.shares_adapter else self.network_gbs
+        return replace(self, node_gpus=gpus, network_gbs=rate)
 
 
 DEVICES: dict[str, Device] = {
@@ -164,48 +174,52 @@ _OWN_KEYS = {
     "memory_gbs": "its bandwidth, 10^9 bytes per second",
     "tflops_float32": "dense peak in float32; default: half of `tflops`",
     "link_gbs": "to another GPU of the node, one direction",
-    "network_gbs": "to another node",
+    "network_gbs": "to another node, for each GPU",
+    "node_gbs": "to another node, for all GPUs of a node",
     "node_gpus": "GPUs of a node",
     "matrix_share": "of the peak that large products reach",
     "attention_share": "of the peak that attention reaches",
     "latency_us": "of a message",
 }
-"""What describes a GPU that is not in `DEVICES`. The first three must be given, others are as in `Device`."""
+"""What describes a GPU that is not in `DEVICES`, whose first three must be given, or changes one that is."""
 OWN = "a GPU of your own as tflops=165,memory_gb=24,memory_gbs=1008,link_gbs=32, or a YAML file of these keys"
 _LARGEST = 1e6
 
 
 def find_device(name: str, *, key: str) -> Device:
-    """The device called `name`, or described by it: keys and numbers, or a YAML file of these.
+    """The device called `name`, or described by it.
 
     Args:
-        name: a key of `DEVICES`, `KEY=NUMBER,...`, or the path of a file.
+        name: a key of `DEVICES`, or the path of a YAML file of `_OWN_KEYS`; followed by what differs,
+            `rtx4090,node_gbs=1.25`. Or keys alone.
         key: the setting that names the device, for the message.
 
     Raises:
         UserError: `name` is none of these, or a number is missing or out of range.
     """
-    if name in DEVICES:
-        return DEVICES[name]
-    described: dict[str, Any]
-    if name.endswith((".yaml", ".yml")):
+    entries = name.split(",")
+    first, described = entries[0], dict[str, Any]()
+    if is_file := first.endswith((".yaml", ".yml")):
         from asyncpp_cli.experiment.yaml_data import read_mapping
 
-        described = read_mapping(Path(name).expanduser())
-    elif "=" in name:
-        entries = [entry.partition("=") for entry in name.split(",")]
-        described = {entry.strip(): number.strip() for entry, _, number in entries}
-    else:
-        raise UserError(f"{key}: {unknown(name, DEVICES)}; or {OWN}")
-    return _own_device(described, name=name, key=key)
-
-
-def _own_device(described: Mapping[str, Any], *, name: str, key: str) -> Device:
+        described = read_mapping(Path(first).expanduser())
+    elif first not in DEVICES and "=" not in first:
+        raise UserError(f"{key}: {unknown(first, DEVICES)}; or {OWN}")
+    further = [entry.partition("=") for entry in entries[is_file or first in DEVICES :]]
+    described |= {entry.strip(): number.strip() for entry, _, number in further}
     for entry in described:
         if entry not in _OWN_KEYS:
             raise UserError(f"{key}: {unknown(str(entry), _OWN_KEYS)}")
+    if first in DEVICES:
+        return _changed(DEVICES[first], described, key=key)
     if missing := [entry for entry in list(_OWN_KEYS)[:3] if entry not in described]:
         raise UserError(f"{key}: {missing[0]} is missing ({_OWN_KEYS[missing[0]]}); accepted: {OWN}")
+    own = Device(name=first if is_file else name, tflops={}, memory_gb=0, bandwidth_gbs=0)
+    return _changed(own, described, key=key)
+
+
+def _changed(device: Device, described: Mapping[str, Any], *, key: str) -> Device:
+    """The device with other values of `_OWN_KEYS`."""
     numbers: dict[str, Any] = {}
     for entry, text in described.items():
         try:
@@ -218,10 +232,32 @@ def _own_device(described: Mapping[str, Any], *, name: str, key: str) -> Device:
                 f"{key}: {entry} is {text}; accepted: {_OWN_KEYS[entry]}, above 0, at most {largest:g}"
             )
         numbers[entry] = number
-    tflops = numbers.pop("tflops")
-    peaks = {"bfloat16": tflops, "float32": numbers.pop("tflops_float32", tflops / 2)}
-    bandwidth, node = numbers.pop("memory_gbs"), int(numbers.pop("node_gpus", Device.node_gpus))
-    return Device(name=name, tflops=peaks, bandwidth_gbs=bandwidth, node_gpus=node, **numbers)
+    if "node_gpus" in numbers:
+        device = device.in_nodes(int(numbers.pop("node_gpus")))
+    if "node_gbs" in numbers:
+        numbers |= {"network_gbs": numbers.pop("node_gbs") / device.node_gpus, "shares_adapter": True}
+    elif "network_gbs" in numbers:
+        numbers["shares_adapter"] = False
+    peaks = dict(device.tflops)
+    if tflops := numbers.pop("tflops", None):
+        peaks = {"bfloat16": tflops, "float32": tflops / 2}
+    peaks["float32"] = numbers.pop("tflops_float32", peaks["float32"])
+    bandwidth = numbers.pop("memory_gbs", device.bandwidth_gbs)
+    return replace(device, tflops=peaks, bandwidth_gbs=bandwidth, **numbers)
+
+
+def description(device: Device) -> str:
+    """Words by which `find_device` finds a device whose links differ from those of its name."""
+    named = find_device(device.name, key="")
+    is_file = device.name.endswith((".yaml", ".yml"))
+    words = [str(Path(device.name).expanduser().resolve()) if is_file else device.name]
+    if device.node_gpus != named.node_gpus:
+        words.append(f"node_gpus={device.node_gpus}")
+        named = named.in_nodes(device.node_gpus)
+    if (device.network_gbs, device.shares_adapter) != (named.network_gbs, named.shares_adapter):
+        shared = device.shares_adapter
+        words.append(f"node_gbs={device.node_gbs:.9g}" if shared else f"network_gbs={device.network_gbs:.9g}")
+    return ",".join(words)
 
 
 def peak_tflops(device: str, precision: str) -> float | None:

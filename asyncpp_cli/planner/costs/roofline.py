@@ -205,8 +205,9 @@ class Roofline:
             messages = (self.message(placed, rank, rank + 1) for rank in range(stages - 1))
             return config.schedule.microbatches * max(messages) + self.reduction(placed, parameters)
 
-        other = changed(config, {"site.neighbours": PIPELINE})
-        return PIPELINE if sending(other) < WORTH_MOVING * sending(config) else config.site.neighbours
+        [other] = {DATA, PIPELINE} - {config.site.neighbours}
+        moved = sending(changed(config, {"site.neighbours": other})) < WORTH_MOVING * sending(config)
+        return other if moved else config.site.neighbours
 
     def message(self, config: RunConfig, sender: int, receiver: int) -> float:
         """Sending activations or gradients from one rank of a pipeline to another: over the network, unless

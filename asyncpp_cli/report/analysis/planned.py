@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import schedules
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.planner.base_config import base_of
-from asyncpp_cli.planner.cells import planned_machine
+from asyncpp_cli.planner.cells import DEFAULT_GPU, planned_machine
 from asyncpp_cli.planner.layouts import CONSIDERED
 from asyncpp_cli.planner.listing import KINDS, Layout, listed
 from asyncpp_cli.planner.shared import Shared
@@ -27,31 +28,35 @@ def transfers(found: Sequence[Verdict], target: Target) -> list[Transfer]:
     """
 
     carried = []
-    plans: dict[tuple[str, tuple[str, ...]], tuple[int, Layout | None, Layout | None]] = {}
+    plans: dict[tuple[str, tuple[str, ...]], tuple[Target, Layout | None, Layout | None]] = {}
     for verdict in found:
         if verdict.delayed.synchronous or verdict.delayed.delay not in (1, None):
             continue
         wanted = verdict.delayed.optimizer, _alike(verdict.delayed.schedule)
         if wanted not in plans:
             plans[wanted] = _planned(target, *wanted)
-        tokens, synchronous, delayed = plans[wanted]
-        where = replace(target, tokens_per_step=tokens)
+        where, synchronous, delayed = plans[wanted]
         carried.append(Transfer(verdict=verdict, target=where, synchronous=synchronous, delayed=delayed))
     return carried
 
 
 def _planned(
     target: Target, optimizer: str, delayed: tuple[str, ...]
-) -> tuple[int, Layout | None, Layout | None]:
-    """Tokens per step, and the best synchronous and the best delayed layout."""
+) -> tuple[Target, Layout | None, Layout | None]:
+    """What is planned, and the best synchronous and the best delayed layout."""
     base = base_of(target.model, [f"optimizer={optimizer}"])
     tokens = target.tokens_per_step or base.tokens_per_step
-    machine = planned_machine(base.config, device=target.device)
-    assert machine.limit_gb is not None  # of a GPU that is named
+    default = DEFAULT_GPU if base.is_model else None
+    machine = planned_machine(base.config, source=target.model, device=target.device, default=default)
+    if not machine.times_known or machine.limit_gb is None:
+        raise UserError(f"--for {target.model}: it names no GPU (site.gpu): give one with --device")
     run: dict[str, Any] = {"gpus": target.gpus, "tokens_per_step": tokens, "limit_gb": machine.limit_gb}
     names = [name for name in CONSIDERED if schedules.is_synchronous(name)] + list(delayed)
     found = listed(machine.config, Shared(machine.costs), names=names, with_sharded=True, **run)
-    return tokens, found.synchronous, found.best.get(KINDS[1])
+    where = replace(
+        target, model=base.config.model.name, tokens_per_step=tokens, device=machine.config.site.gpu
+    )
+    return where, found.synchronous, found.best.get(KINDS[1])
 
 
 def _alike(name: str) -> tuple[str, ...]:

@@ -17,10 +17,12 @@ class Target:
     """What `asyncpp report --for` plans."""
 
     model: str
+    """A model's name or file, or an experiment template's; in a `Transfer` the model's name."""
     gpus: int
     tokens_per_step: int | None = None
     """None: those of `asyncpp plan`."""
-    device: str
+    device: str | None
+    """None: as in `asyncpp plan`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,16 +127,17 @@ class ReportOptions:
         str | None,
         typer.Option(
             "--for",
-            metavar="MODEL",
+            metavar="MODEL|TEMPLATE",
             help="Carry the verdict's steps over to this model, at a planned speed.",
         ),
     ] = None
     gpus: Annotated[int | None, typer.Option(metavar="N", min=2, help="With --for: number of GPUs.")] = None
     tokens_per_step: Annotated[
-        int | None, typer.Option(metavar="T", min=1, help="With --for: tokens per step; default: 524,288.")
+        int | None,
+        typer.Option(metavar="T", min=1, help="With --for: tokens per step; default: a template's, 524,288."),
     ] = None
     device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --for: the GPU; default: h100.")
+        str | None, typer.Option(metavar="NAME", help="With --for: the GPU; default: a template's, h100.")
     ] = None
 
     @property

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.command_line import refusal, succeeded
 
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.planner.costs.devices import DEVICES, find_device, peak_tflops
+from asyncpp_cli.planner.costs.devices import DEVICES, description, find_device, peak_tflops
 
 OWN = "tflops=165,memory_gb=24,memory_gbs=1008,link_gbs=32"
 
@@ -26,6 +27,27 @@ def test_a_device_of_ones_own_is_keys_or_a_file(tmp_path: Path) -> None:
     assert (by_file.tflops["float32"], by_file.node_gpus, by_file.memory_gb) == (82.6, 4, 24)
 
 
+def test_a_known_device_has_other_links_and_is_found_by_its_description(tmp_path: Path) -> None:
+    shared = find_device("rtx4090,node_gpus=4,node_gbs=1.25", key="--device")
+    known = DEVICES["rtx4090"]
+    assert (shared.network_gbs, shared.node_gpus, shared.shares_adapter) == (1.25 / 4, 4, True)
+    assert (shared.name, shared.tflops, shared.memory_gb) == ("rtx4090", known.tflops, 24)
+    of_eight = shared.in_nodes(8)
+    assert (of_eight.node_gbs, known.in_nodes(2).network_gbs) == (1.25, known.network_gbs)
+    file = tmp_path / "mine.yaml"
+    file.write_text(OWN.replace("=", ": ").replace(",", "\n"))
+    for name in ("rtx4090", OWN, str(file)):
+        device = find_device(name, key="--device")
+        links = {"network_gbs": 1.25 / 4, "node_gpus": 4, "shares_adapter": True}
+        for linked in (
+            device,
+            replace(device, network_gbs=3.0),
+            device.in_nodes(2),
+            replace(device, **links),
+        ):
+            assert replace(find_device(description(linked), key="site.gpu"), name=device.name) == linked
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -35,6 +57,7 @@ def test_a_device_of_ones_own_is_keys_or_a_file(tmp_path: Path) -> None:
         ("tflops=x,memory_gb=24,memory_gbs=1", "tflops is x; accepted: dense peak in bfloat16"),
         ("tflops=1e99,memory_gb=24,memory_gbs=1", "tflops is 1e99; accepted"),
         ("tflops=nan,memory_gb=24,memory_gbs=1", "tflops is nan; accepted"),
+        ("rtx4090,node_gbit=10", "'node_gbit' is not known; did you mean node_gbs"),
         (f"{OWN},node_gpus=1.5", "node_gpus is 1.5; accepted"),
         (f"{OWN},matrix_share=2", "matrix_share is 2; accepted: .* at most 1"),
         ("nowhere.yaml", "nowhere.yaml cannot be read"),

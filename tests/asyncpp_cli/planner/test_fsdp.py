@@ -244,7 +244,7 @@ def test_a_template_trains_the_delayed_layout_beside_fsdp_where_that_is_the_best
         rows=1,
         with_sharded=True,
     )
-    given = {"other": rival(found), "tokens": tokens}
+    given = {"other": rival(found), "tokens": tokens, "device": DEVICES["h100"]}
     file.write_text(template_text("1b", base, changes, found.recommended, **given))
     configs = [cell.config for cell in expand(load(str(file), []))]
     assert [config.schedule.name for config in configs] == ["fsdp", *["2bw"] * 6]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,11 @@ from support.planned import COSTS, layout_of
 
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.template import load
-from asyncpp_cli.planner.estimate import own_estimate
+from asyncpp_cli.planner.base_config import base_of
+from asyncpp_cli.planner.estimate import Estimate, own_estimate
+from asyncpp_cli.planner.listing import listed
 from asyncpp_cli.planner.shared import Shared
-from stages.config.run_config import tokens_per_step
+from stages.config.run_config import changed, tokens_per_step
 from stages.memory.estimate import message_bytes
 
 FEW = ("--schedule", "1f1b", "--schedule", "2bw")
@@ -59,8 +63,52 @@ def test_the_template_of_a_plan_decides_whether_its_delay_pays(tmp_path: Path) -
     assert all(config.parallel.stages * config.parallel.data == 4 for config in configs)
     settings = said.split("as settings: ")[1].splitlines()[0].split()
     assert f"schedule.microbatches={delayed[0].schedule.microbatches}" in settings
-    for_nano = "--for nano --gpus 4 --tokens-per-step 4096 --device h100"
-    assert f"asyncpp launch E; asyncpp report E {for_nano}" in said
+    assert f"asyncpp launch E; asyncpp report E --for {file} --gpus 4" in said
+
+
+def test_the_sentence_names_the_correction_and_whether_it_has_room() -> None:
+    words = (*SMALL, "--gpus", "4", "--rows", "3")
+    assert "with adamw (docs/optimizers.md; error feedback fits), pays if" in succeeded(*words).errors
+    corrected = succeeded(*words, "optimizer=muon", "error_feedback=true").errors
+    assert "with muon and error feedback (docs/optimizers.md), pays if" in corrected
+
+
+def test_a_template_has_the_machine_of_its_plan(tmp_path: Path) -> None:
+    """So its cells take as long, and a plan of it is the same one."""
+    file, size = tmp_path / "decides.yaml", ("--gpus", "4")
+    links = ("--device", "rtx4090", "--gpus-per-node", "2", "--node-bandwidth", "0.5", "--memory", "5")
+    words = (*SMALL, *FEW, *size, *links)
+    succeeded(*words, "--as-template", file)
+    sites = {cell.config.site for cell in expand(load(str(file), []))}
+    assert {(site.gpu, site.memory_gb) for site in sites} == {("rtx4090,node_gpus=2,node_gbs=0.0625", 5.0)}
+    rows = json.loads(succeeded(*words, "--json").output)
+    again = json.loads(succeeded("plan", file, *FEW, *size, "--json").output)
+    numbers = [[row["step_time"], row["memory_gb"], row["neighbours"]] for row in rows]
+    assert numbers == [
+        [pytest.approx(row["step_time"]), row["memory_gb"], row["neighbours"]] for row in again
+    ]
+    cells = json.loads(succeeded("sweep", file, "--list", "--json").output)
+    for swept, delay in zip(cells[:2], (0, 1), strict=True):
+        taken = [row for row in rows if row["step_time"] == pytest.approx(swept["step_seconds"])]
+        assert {row["delay"] for row in taken} == {delay}
+        assert round(swept["memory_gb"], 3) in [row["memory_gb"] for row in taken]
+
+
+def test_what_is_recommended_with_a_delay_has_room_for_error_feedback() -> None:
+    base = base_of("nano", ["data.context=128"]).config
+    asked = {"names": ("1f1b", "2bw"), "gpus": 4, "tokens_per_step": 4096, "with_sharded": False}
+    first = listed(base, Shared(COSTS), limit_gb=80.0, **asked).best["delay 1"]
+
+    def corrected(layout: Estimate) -> float:
+        return replace(layout, config=changed(layout.config, {"error_feedback.coefficient": 1.0})).memory_gb
+
+    assert corrected(first) > first.memory_gb
+    limit = (corrected(first) + first.memory_gb) / 2
+    found = listed(base, Shared(COSTS), limit_gb=limit, **asked).best["delay 1"]
+    assert corrected(found) < limit
+    assert found.step.seconds > first.step.seconds
+    with_feedback = changed(base, {"error_feedback.coefficient": 1.0})
+    assert listed(with_feedback, Shared(COSTS), limit_gb=limit, **asked).best["delay 1"].place == found.place
 
 
 def test_the_title_says_what_is_assumed() -> None:
@@ -100,6 +148,8 @@ def test_pipelines_are_within_nodes_where_that_leaves_less_to_send() -> None:
     assert fast < slow
     alone = layout_of("360m", "1f1b", stages=4, data=2, microbatches=256)
     assert costs.neighbours(alone) == "data"
+    moved = (changed(config, {"site.neighbours": "pipeline"}) for config in (few, many))
+    assert [costs.neighbours(config) for config in moved] == ["data", "pipeline"]
 
 
 def test_a_template_puts_pipelines_within_nodes(tmp_path: Path) -> None:

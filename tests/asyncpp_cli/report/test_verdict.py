@@ -27,6 +27,7 @@ from support.report_experiment import (
     settings,
 )
 
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
@@ -482,6 +483,37 @@ def test_steps_are_carried_over_to_a_planned_run() -> None:
     assert same.sentence.endswith("the steps of 2bw muon were measured.")
     assert "The speed is planned" in carried.sentence
     assert carried.record()["answer"] == carried.answer
+
+
+@pytest.mark.slow
+def test_steps_are_carried_over_to_the_machine_of_a_template(tmp_path: Path) -> None:
+    found = verdicts(cells(ratio=1.1, speed=1.3))
+    gpu, size = "rtx4090,node_gpus=2,node_gbs=0.25", {"gpus": 4, "tokens_per_step": 2**14}
+    template = tmp_path / "decides.yaml"
+    lines = {
+        "schedule": "1f1b",
+        "model": "135m",
+        "data.context": 512,
+        "train.precision": "bfloat16",
+        "optimizer": "muon",
+    }
+    lines |= {
+        "parallel.stages": 4,
+        "schedule.microbatches": 8,
+        "train.microbatch_size": 4,
+        "train.steps": 100,
+    }
+    template.write_text("".join(f"{key}: {value}\n" for key, value in lines.items()))
+    with pytest.raises(UserError, match="names no GPU"):
+        transfers(found, Target(model=str(template), gpus=4, device=None))
+    [given] = transfers(found, Target(model=str(template), device=gpu, **size))
+    template.write_text(f"{template.read_text()}site.gpu: {gpu}\n")
+    [carried] = transfers(found, Target(model=str(template), gpus=4, device=None))
+    assert carried.speed == given.speed
+    assert carried.target == Target(model="135m", device=gpu, **size)
+    assert carried.delayed.config.data.context == 512
+    [faster] = transfers(found, Target(model=str(template), gpus=4, device="rtx4090,node_gpus=2,node_gbs=25"))
+    assert faster.delayed.step.seconds < carried.delayed.step.seconds
 
 
 @pytest.mark.slow
