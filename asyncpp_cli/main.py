@@ -6,7 +6,6 @@ import contextlib
 import re
 import sys
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -112,9 +111,8 @@ app.add_typer(data.app, name="data")
 app.add_typer(templates.app, name="templates")
 
 
-@cache
 def click_command() -> Any:
-    """The command line as a Click command, built once in a process: that takes longer than most commands."""
+    """The command line as a Click command."""
     return typer.main.get_command(app)
 
 

@@ -21,7 +21,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
 from typing import NamedTuple
 
 
@@ -136,12 +135,12 @@ class Program:
     def num_ranks(self) -> int:
         return len(self.actions)
 
-    @cached_property
+    @property
     def split_backward(self) -> bool:
         """Whether some backward comes as an input half and a weight half."""
         return any(action.op is Op.BACKWARD_INPUT for action in self.all_actions())
 
-    @cached_property
+    @property
     def ends_of_steps(self) -> list[list[int]]:
         """For each rank and step of the segment, the place of the rank's last action of that step, updates
         aside."""

@@ -459,6 +459,7 @@ def read_initial_weights(ranks: Sequence[Rank], config: ModelConfig, *, process:
             weights = state.weights
             names = [*map(whole_name, weights.master.names), *weights.replicas[0].named_biases()]
             weights.load_initial(read_initial(config, names, verify_hash=verify))
+            verify = False
 
 
 def broadcast_initial_weights(ranks: Sequence[Rank], *, in_process: bool) -> None:

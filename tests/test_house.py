@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import re
 import shlex
@@ -53,6 +54,9 @@ DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+
+
+command_line = functools.cache(click_command)  # to build it takes longer than most commands
 
 
 def python_files(where: str) -> list[Path]:
@@ -191,7 +195,7 @@ def command_functions(command: Any) -> Iterator[str]:
 
 def test_functions_are_short_and_take_few_parameters() -> None:
     # Typer makes an option of each parameter of a command's function.
-    of_typer = set(command_functions(click_command()))
+    of_typer = set(command_functions(command_line()))
     wrong = []
     for file in (file for package in MAY_IMPORT for file in python_files(package)):
         module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
@@ -275,7 +279,7 @@ def documented_commands() -> list[tuple[str, str]]:
 
 def named_command(words: list[str]) -> tuple[Any, list[str]]:
     """The command that a line names, and the words after it."""
-    command, rest = click_command(), words[1:]
+    command, rest = command_line(), words[1:]
     while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
         assert rest[0] in command.commands, f"asyncpp has no command {rest[0]}"
         command, rest = command.commands[rest[0]], rest[1:]

@@ -21,7 +21,7 @@ from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.interpolation import interpolated, is_interpolated
 from asyncpp_cli.experiment.own_code import NOTHING, Confirmed, check_confirmed
 from asyncpp_cli.experiment.parsing import Condition, Grid, parse, settings_of, with_model
-from asyncpp_cli.experiment.pins import Pins, with_full_paths
+from asyncpp_cli.experiment.pins import Pins
 from asyncpp_cli.experiment.shipped import MODEL_SHAPE, Model, template_names
 from asyncpp_cli.experiment.speed_runs import loss_givers
 from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, accepted_values
@@ -60,12 +60,12 @@ def expand(template: Template, *, pinned: bool = True, confirmed: Confirmed = NO
             is left, or the template names code that is not confirmed.
     """
     settings = list(_settings_of_cells(template, parse(template)))
-    configs = [_config_of(each, template) for each in settings]
+    pins = Pins(template.source)
+    configs = [pins.with_full_paths(_config_of(each, template)) for each in settings]
     check_confirmed(configs, confirmed, source=template.source)
     for config, own in zip(configs, settings, strict=True):
         _refuse_unset(config, own, template)
     if pinned:
-        pins = Pins(template.source)
         configs = [
             pins.pinned(config, own_vocabulary="model.vocab_size" in own)
             for config, own in zip(configs, settings, strict=True)
@@ -105,7 +105,7 @@ def _config_of(settings: Settings, template: Template) -> RunConfig:
     if isinstance(model, Model) and not config.model.name:
         name = f"{model.name_prefix}{config.model.layers}x{config.model.width}"
         config = changed(config, {"model.name": name})
-    return with_full_paths(config, source=template.source)
+    return config
 
 
 def _refuse_unset(config: RunConfig, settings: Settings, template: Template) -> None:

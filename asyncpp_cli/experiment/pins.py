@@ -11,43 +11,8 @@ from asyncpp_cli.base.errors import UserError
 from stages.config.run_config import ModelConfig, RunConfig, changed
 
 
-def with_full_paths(config: RunConfig, *, source: str) -> RunConfig:
-    """With full paths, as a job may start in another working folder, and the checksum of initial weights.
-
-    Args:
-        config: of a run.
-        source: the template, for messages.
-
-    Raises:
-        UserError: the initial weights cannot be read, or are not those that the configuration names.
-    """
-    data = config.data
-    data = replace(
-        data,
-        path=None if data.path is None else _full(data.path),
-        sources={name: _full(path) for name, path in data.sources.items()},
-        weights={**dict.fromkeys(data.sources, 1.0), **data.weights},
-        validation={name: _full(path) for name, path in data.validation.items()},
-    )
-    model = config.model if config.model.init is None else _with_initial_weights(config.model, source)
-    return replace(config, data=data, model=model)
-
-
 def _full(path: str) -> str:
     return str(Path(path).expanduser().absolute())
-
-
-def _with_initial_weights(model: ModelConfig, source: str) -> ModelConfig:
-    from stages.checkpoint.initial_weights import InitError, content_sha256
-
-    path = _full(str(model.init))
-    try:
-        checksum = content_sha256(Path(path))
-    except InitError as error:
-        raise UserError(f"{source}: model.init: {error}") from error
-    if model.init_sha256 not in (None, checksum):
-        raise UserError(f"{source}: model.init_sha256: {path} holds other weights ({checksum})")
-    return replace(model, init=path, init_sha256=checksum)
 
 
 class Pins:
@@ -59,9 +24,41 @@ class Pins:
 
     def __init__(self, source: str) -> None:
         self._source = source
+        self._weights: dict[str, str] = {}
         self._corpora: dict[tuple[Any, ...], str] = {}
         self._code: dict[tuple[Any, ...], dict[str, str]] = {}
         self._vocabularies: dict[tuple[Any, ...], int] = {}
+
+    def with_full_paths(self, config: RunConfig) -> RunConfig:
+        """With full paths, as a job may start in another working folder, and the hash of initial weights.
+
+        Raises:
+            UserError: the initial weights cannot be read, or are not those that the configuration names.
+        """
+        data = config.data
+        data = replace(
+            data,
+            path=None if data.path is None else _full(data.path),
+            sources={name: _full(path) for name, path in data.sources.items()},
+            weights={**dict.fromkeys(data.sources, 1.0), **data.weights},
+            validation={name: _full(path) for name, path in data.validation.items()},
+        )
+        model = config.model if config.model.init is None else self._with_initial_weights(config.model)
+        return replace(config, data=data, model=model)
+
+    def _with_initial_weights(self, model: ModelConfig) -> ModelConfig:
+        from stages.checkpoint.initial_weights import InitError, content_sha256
+
+        path = _full(str(model.init))
+        try:
+            if path not in self._weights:
+                self._weights[path] = content_sha256(Path(path))
+        except InitError as error:
+            raise UserError(f"{self._source}: model.init: {error}") from error
+        checksum = self._weights[path]
+        if model.init_sha256 not in (None, checksum):
+            raise UserError(f"{self._source}: model.init_sha256: {path} holds other weights ({checksum})")
+        return replace(model, init=path, init_sha256=checksum)
 
     def pinned(self, config: RunConfig, *, own_vocabulary: bool) -> RunConfig:
         """The configuration with all hashes, and with the vocabulary that its data needs.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,15 +70,6 @@ def _json(file: Path) -> dict[str, Any]:
     return content
 
 
-_Mark = tuple[int, int]
-"""Size and modification time of a file."""
-
-
-def _mark(file: Path) -> _Mark:
-    stat = file.stat()
-    return stat.st_size, stat.st_mtime_ns
-
-
 def content_sha256(path: Path) -> str:
     """SHA-256 of the content of the weight files, whatever their names.
 
@@ -89,16 +79,11 @@ def content_sha256(path: Path) -> str:
     digest = hashlib.sha256()
     for file in _files(path):
         try:
-            digest.update(_digest(file, _mark(file)))
+            with file.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
         except OSError as error:
             raise InitError(f"{file} cannot be read ({error.strerror})") from error
     return digest.hexdigest()
-
-
-@lru_cache(maxsize=1024)  # many cells of a matrix may start from the same weights
-def _digest(file: Path, _of: _Mark) -> bytes:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").digest()
 
 
 def check_init(config: ModelConfig) -> None:
@@ -158,14 +143,14 @@ def check_values(config: ModelConfig) -> None:
     names = _names_in(config, weights)
     head, embedding = _head(weights), names["embedding.weight"]
     for file in _files(path):
-        for name in _not_finite(file, _mark(file)):
+        for name in _not_finite(file):
             if name in (head, *names.values()):
                 raise InitError(f"{file}: {name} has values that are not finite")
     description = _description(path)
     tied = config.tied or (description.is_file() and _json(description).get("tie_word_embeddings") is True)
     if head is None or not tied:
         return
-    both = [(weights[name].file, name, _mark(weights[name].file)) for name in (head, embedding)]
+    both = [(weights[name].file, name) for name in (head, embedding)]
     if weights[head][1:] != weights[embedding][1:] or not _equal(*both):
         raise InitError(f"{weights[head].file}: {head} differs from {embedding}; tied, they are one")
 
@@ -188,15 +173,13 @@ _BLOCK = 1 << 22
 """Values to look at at once."""
 
 
-@lru_cache(maxsize=1024)
-def _equal(first: tuple[Path, str, _Mark], second: tuple[Path, str, _Mark]) -> bool:
+def _equal(first: tuple[Path, str], second: tuple[Path, str]) -> bool:
     """Whether two weights of one size are the same, bit for bit."""
-    blocks = (_blocks(_as_integers(file)[name]) for file, name, _ in (first, second))
+    blocks = (_blocks(_as_integers(file)[name]) for file, name in (first, second))
     return all(map(np.array_equal, *blocks))
 
 
-@lru_cache(maxsize=1024)
-def _not_finite(file: Path, _of: _Mark) -> tuple[str, ...]:
+def _not_finite(file: Path) -> list[str]:
     """Names of the file's weights with values that are infinite or no numbers."""
     types = {name: weight.dtype for name, weight in _weights(file).items()}
     wrong = []
@@ -204,7 +187,7 @@ def _not_finite(file: Path, _of: _Mark) -> tuple[str, ...]:
         _, bits = EXPONENTS[types[name]]
         if any(((block & bits) == bits).any() for block in _blocks(values)):
             wrong.append(name)
-    return tuple(wrong)
+    return wrong
 
 
 def _as_integers(file: Path) -> dict[str, np.ndarray]:
@@ -248,29 +231,22 @@ class _Weight(NamedTuple):
 
 def _weights(path: Path) -> dict[str, _Weight]:
     """What the files hold, by name."""
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
 
     weights: dict[str, _Weight] = {}
     for file in _files(path):
         try:
-            own = _weights_in(file, _mark(file))
+            with safe_open(file, framework="np") as opened:
+                slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+                own = {
+                    name: _Weight(file, tuple(part.get_shape()), part.get_dtype())
+                    for name, part in slices.items()
+                }
         except (OSError, SafetensorError) as error:
             raise InitError(f"{file} is not safetensors ({error})") from error
         if twice := sorted(own.keys() & weights.keys()):
             raise InitError(f"{file} has {twice[0]}, and so has {weights[twice[0]].file.name}")
         weights |= own
-    return weights
-
-
-@lru_cache(maxsize=1024)  # as `_digest`; a file may have names by the hundred thousand
-def _weights_in(file: Path, _of: _Mark) -> dict[str, _Weight]:
-    from safetensors import safe_open
-
-    weights = {}
-    with safe_open(file, framework="np") as opened:
-        for name in opened.keys():  # noqa: SIM118
-            part = opened.get_slice(name)
-            weights[name] = _Weight(file, tuple(part.get_shape()), part.get_dtype())
     return weights
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 
 from optimizers.corrections.catalogue import correction_named
-from optimizers.options import Value
 from optimizers.state_size import state_values
 from schedules import Program
 from schedules.analyze import Staleness, staleness
@@ -290,24 +288,14 @@ def _updated(
 ) -> list[tuple[int, int, int]]:
     """For each data rank, bytes of the master copy, the optimizer's state and the correction's state of the
     members that it owns."""
-    options = tuple(sorted(optimizer_options(config.optimizer).items()))
-    owned = _owned_values(parameters, config.parallel.data, config.optimizer.name, options)
+    optimizer, options = config.optimizer.name, optimizer_options(config.optimizer)
     size, kept = sizes(config).master, _corrections(config, mismatch)
-    return [(count * size, state * size, kept * count * size) for count, state in owned]
-
-
-@lru_cache(maxsize=256)
-def _owned_values(
-    parameters: tuple[Parameter, ...], data_ranks: int, optimizer: str, options: tuple[tuple[str, Value], ...]
-) -> list[tuple[int, int]]:
-    """For each data rank, the values of the members that it owns, and those of the optimizer's state."""
-    return [
-        (
-            sum(member.size for member in owned),
-            state_values(optimizer, [(member.role, member.shape) for member in owned], dict(options)),
-        )
-        for owned in owned_members(parameters, data_ranks=data_ranks)
-    ]
+    updated = []
+    for owned in owned_members(parameters, data_ranks=config.parallel.data):
+        master = sum(member.size for member in owned) * size
+        state = state_values(optimizer, [(member.role, member.shape) for member in owned], options) * size
+        updated.append((master, state, kept * master))
+    return updated
 
 
 def _tokens(config: RunConfig) -> int:

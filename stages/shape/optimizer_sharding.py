@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from math import prod
 
@@ -53,11 +52,6 @@ def assign_owners(shapes: Sequence[Shape], *, data_ranks: int) -> Ownership:
         shapes: of the parameters, in the model's order.
         data_ranks: number of data ranks.
     """
-    return _assign_owners(tuple(shapes), data_ranks)
-
-
-@lru_cache(maxsize=1024)  # a planner asks for the same stage again and again
-def _assign_owners(shapes: tuple[Shape, ...], data_ranks: int) -> Ownership:
     sizes = [prod(shape) for shape in shapes]
     stacks = [number for number, shape in enumerate(shapes) if is_stack(shape)]
     loads = [0] * data_ranks

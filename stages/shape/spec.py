@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -143,7 +142,7 @@ class PartSpec:
         }
         return PartSpec(**sums, passing=most)
 
-    @cached_property
+    @property
     def parameter_count(self) -> int:
         return sum(parameter.size for parameter in self.parameters)
 
