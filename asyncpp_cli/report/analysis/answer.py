@@ -11,7 +11,7 @@ from asyncpp_cli.report.analysis.conditions import busy_text
 from asyncpp_cli.report.analysis.statistics import Pairs, pairs
 from asyncpp_cli.runs.attempts.cost import cost_text, total
 
-_MOST_NAMED = 3
+_MOST_NAMED = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,17 +78,25 @@ def _is_same_arm(one: CellResult, other: CellResult) -> bool:
 
 
 def _unlike(best: CellResult, cells: Sequence[CellResult]) -> str:
-    """The arms that differ from the best one in steps, updates per step or seeds; empty if none does."""
+    """The arms that differ from the best one in steps, updates per step or seeds, those with the same reason
+    together; empty if none does."""
     steps, seeds = best.value("train.steps"), best.losses.keys()
-    found = []
+    found: dict[str, list[str]] = {}
     for cell in cells:
         if cell is best or mean_loss(cell) == math.inf:
             continue
         if cell.value("train.steps") != steps:
-            found.append(f"{cell.name} ({cell.value('train.steps')} steps, not {steps})")
+            reason = f"{cell.value('train.steps')} steps, not {steps}"
         elif cell.updates_per_step != best.updates_per_step and cell.updates_per_step is not None:
-            found.append(f"{cell.name} ({cell.updates_per_step:g} updates per step)")
+            reason = f"{cell.updates_per_step:g} updates per step"
         elif lacking := sorted(seeds ^ cell.losses.keys(), key=str):
-            found.append(f"{cell.name} (seeds: {', '.join(map(str, lacking))} in one of both alone)")
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return f"{', '.join(found[:_MOST_NAMED])}{more}"
+            reason = f"seeds: {', '.join(map(str, lacking))} in one of both alone"
+        else:
+            continue
+        found.setdefault(reason, []).append(cell.name)
+    return ", ".join(f"{_first(names)} ({reason})" for reason, names in found.items())
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{', '.join(names[:_MOST_NAMED])}{more}"

@@ -61,6 +61,11 @@ def test_arms_that_are_not_like_with_like_and_a_busy_machine_are_named() -> None
     said = str(sentence(*base, *longer, *arm("2bw", 2.4)))
     assert "2bw muon steps 8 (8 steps, not 4)" in said
     assert "(seeds: 1 in one of both alone)" in said
+    three = [
+        each for name in ("2bw", "paci", "pipedream") for each in arm(name, 2.2, 2.3, **{"train.steps": 8})
+    ]
+    together = "2bw muon, paci muon and 1 more (8 steps, not 4)"
+    assert f"not like with like: {together}" in str(sentence(*base, *three))
     more = arm("pipedream", 2.2, 2.3)
     assert "not like with like: pipedream muon (2 updates per step)" in str(sentence(*base, *more))
     loaded = [replace(each, load_per_core=3.0) for each in base]
