@@ -239,6 +239,11 @@ def _check(site: Site) -> None:
             site.flags[name] = sbatch_flags.flag_value(name, value)
         except ValueError as error:
             refuse("flags", f"{name} is {value!r}; accepted: {error}")
+    for flag in site.srun_flags:
+        if re.match(r"(-m|--dist[a-z]*=)(?!block|\*)", flag):
+            refuse(
+                "srun_flags", f"{flag}: accepted: block; a rank's GPU and neighbours follow from its number"
+            )
     if site.on_end and not site.on_end[0]:
         refuse("on_end", "the first word is empty; accepted: a command and its arguments")
     try:

@@ -63,7 +63,8 @@ def test_every_shipped_profile_is_accepted() -> None:
 def test_a_user_profile_is_found_by_name_and_by_path(own_profiles: Path, tmp_path: Path) -> None:
     (own_profiles / "mine.yaml").write_text("partition: a\ntime: '90'\n")
     (own_profiles / "testcluster.yaml").write_text("partition: b\n")
-    (tmp_path / "there.yml").write_text("gpus_per_node: 4\nrun: {grace: 60, threads: 2}\n")
+    text = "gpus_per_node: 4\nrun: {grace: 60, threads: 2}\nsrun_flags: [--distribution=block]"
+    (tmp_path / "there.yml").write_text(text)
     assert (find_site("mine").partition, find_site("mine").time) == ("a", "90")
     assert find_site("testcluster").partition == "b"
     there = find_site(str(tmp_path / "there.yml"))
@@ -89,6 +90,11 @@ def test_a_user_profile_is_found_by_name_and_by_path(own_profiles: Path, tmp_pat
         ("flags: {output: x}", "flags: output is set by asyncpp"),
         ("remove_flags: [job-name]", "remove_flags: job-name is set by asyncpp"),
         ("srun_flags: [mpi]", 'srun_flags[0] is "mpi"; accepted: --name=value'),
+        (
+            "srun_flags: [--distribution=cyclic]",
+            "srun_flags: --distribution=cyclic: accepted: block; a rank's",
+        ),
+        ("srun_flags: [--mpi=none, -mplane=2]", "srun_flags: -mplane=2: accepted: block"),
         ("partition: 'a b'", 'partition is "a b"; accepted: text without white space'),
         ("run: {threds: 2}", "run.threds: unknown key; did you mean site.threads?"),
         ("run: {grace: 200}", "signal_lead: 120 s are too few; accepted: at least run.grace (200)"),
