@@ -340,9 +340,10 @@ def _caveats(delayed: Sequence[CellResult]) -> list[str]:
 
 
 def _remedy(compared: Sequence[CellResult]) -> str:
-    """The command that adds seeds to the experiment; empty for cells of several or of none."""
+    """The command that adds seeds to the experiment; empty for cells of several or of none, and for those
+    that were chosen among others, which would get seeds as well."""
     folders = {run.folder.parents[1] for cell in compared for run in cell.runs if run.folder is not None}
-    if len(folders) != 1:
+    if len(folders) != 1 or any(cell.chosen for cell in compared):
         return ""
     (folder,) = folders
     setting = seeds_setting(compared, FEW_SEEDS)
