@@ -122,7 +122,7 @@ DEVICES: dict[str, Device] = {
         # NVIDIA's data sheet of the A10 (2021, a10-datasheet.pdf): 125 TFLOP/s, in float32 31.2; 24 GB,
         # 600 GB/s, PCIe 4.0. NVIDIA/NeMo has the same peaks (speed_monitor.py).
         Device(name="a10", tflops=PEAK_TFLOPS["A10"], memory_gb=24, bandwidth_gbs=600, network_gbs=12.5),
-        # NVIDIA's paper on the GA102 (ampere-ga-102-gpu-architecture-whitepaper-v2.pdf), appendix C, and its
+        # NVIDIA's paper on the GA102 (ampere-ga-102-gpu-architecture-whitepaper-v2.pdf), table 3, and its
         # data sheet of the RTX A6000 (2020): 154.8 TFLOP/s, with sparsity 309.7; 48 GB, 768 GB/s, PCIe 4.0.
         # Bridges of NVLink, which join two, are not counted.
         Device(
@@ -149,8 +149,8 @@ DEVICES: dict[str, Device] = {
             network_gbs=1.25,
             attention_share=0.67,
         ),
-        # NVIDIA's paper on the GA102, appendix A: 71 TFLOP/s with sums in float32 (142 in float16), 35.6 in
-        # float32; 24 GB, 936 GB/s; PCIe 4.0.
+        # NVIDIA's paper on the GA102, appendix A (table 9): 71 TFLOP/s with sums in float32 (142 in float16),
+        # 35.6 in float32; 24 GB, 936 GB/s; PCIe 4.0.
         Device(
             name="rtx3090", tflops=PEAK_TFLOPS["RTX 3090"], memory_gb=24, bandwidth_gbs=936, network_gbs=1.25
         ),
