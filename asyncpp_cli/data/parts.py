@@ -88,6 +88,7 @@ def parts(sources: Sequence[Source], *, size: int, separator: str, field: str) -
 
 
 def _texts(source: Source, *, size: int, separator: str) -> Iterator[tuple[InputPiece, int, int]]:
+    """Pieces of a file of text or JSON lines; of each its bytes of text, and bytes read of the file."""
     line, read, buffer = 0, 0, b""
     with opened(source) as (stream, raw):
         ended = False

@@ -4,7 +4,7 @@ which settings new ones differ from the nearest run."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -65,7 +65,8 @@ def check_same_data(cells: Sequence[ResolvedCell], existing: Experiment) -> None
     ]
     for key, data in {_data_key(resolved): resolved.config.data for resolved in missing}.items():
         same_data = [resolved for resolved in cells if resolved.cell.id in ids and _data_key(resolved) == key]
-        known = _recorded_sha256(existing.run(resolved.cell.id) for resolved in same_data)
+        configs = (_config(existing.run(resolved.cell.id)) for resolved in same_data)
+        known = next((config.data.sha256 for config in configs if config is not None), None)
         if known is not None and find_corpus(same_data[0].config.data).sha256 != known:
             raise _changed(data, existing)
 
@@ -74,11 +75,6 @@ def _data_key(resolved: ResolvedCell) -> tuple[object, ...]:
     """What the hash of a cell's data depends on, but for the content."""
     data = resolved.config.data
     return (*data.trained_paths.items(), data.validation_share, data.dtype)
-
-
-def _recorded_sha256(runs: Iterable[Run]) -> str | None:
-    """The data's checksum, from the first of these runs that can be read."""
-    return next((config.data.sha256 for config in map(_config, runs) if config is not None), None)
 
 
 def _config(run: Run) -> RunConfig | None:

@@ -69,7 +69,10 @@ def check_confirmed(configs: Iterable[RunConfig], by_user: Confirmed, *, source:
     keys: dict[str, str] = {}
     try:
         for config in configs:
-            keys |= {name: key for key, name in named_code(config).items() if not _is_harmless(key, name)}
+            named = named_code(config)
+            if named.get("optimizer.name", "").partition(":")[0] == "torch.optim":
+                del named["optimizer.name"]  # harmless
+            keys |= {name: key for key, name in named.items()}
     except ConfigError as error:
         raise UserError(f"{source}: {error}") from error
     # What is not found is not imported either, and refused with a better message.
@@ -94,11 +97,6 @@ def _covers(modules: frozenset[str], name: str) -> bool:
     module = name.partition(":")[0]
     parts = module.split(".")
     return name in modules or any(".".join(parts[:end]) in modules for end in range(1, len(parts) + 1))
-
-
-def _is_harmless(key: str, name: str) -> bool:
-    """Whether code is one of torch's optimizers."""
-    return key == "optimizer.name" and name.partition(":")[0] == "torch.optim"
 
 
 _LONGEST_DIFF = 1 << 20

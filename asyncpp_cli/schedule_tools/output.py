@@ -112,11 +112,6 @@ def described_stages(program: Program) -> str:
     return f"{program.loss_stage + 1} stages{shards} on {program.num_ranks} ranks"
 
 
-def analysis_data(analysis: Analysis) -> dict[str, list[int | None]]:
-    """An analysis as JSON data."""
-    return {key: list(values) for key, values in vars(analysis).items()}
-
-
 def show_analysis(program: Program, analysis: Analysis) -> None:
     """Print the table of every stage's properties."""
     rows = []

@@ -12,7 +12,17 @@ from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.experiment_folder import run_at
 from asyncpp_cli.schedule_tools.options import Geometry, Times
 from asyncpp_cli.schedule_tools.output import comparison_row
-from schedules import FAMILY, OPTIONS, Program, ScheduleError, build, find_problems, is_custom, options_taken
+from schedules import (
+    FAMILY,
+    OPTIONS,
+    Program,
+    ScheduleError,
+    build,
+    find,
+    find_problems,
+    is_custom,
+    options_taken,
+)
 from schedules.catalogue import least_lead
 from schedules.costs import Costs, RankTimes, uniform_costs, with_measured_ranks
 from schedules.io.program_file import from_text
@@ -120,8 +130,8 @@ def program(
             raise UserError(f"{name}: {_first_line(chr(10).join(problems))} (see: {see})")
         return program_read
     try:
-        if name not in FAMILY and not is_custom(name):
-            build(name, stages=1, microbatches=1, steps=1)
+        if not is_custom(name):
+            find(name)  # an unknown name is what to mend first
         for option, value in (("--stages", geometry.stages), ("--microbatches", geometry.microbatches)):
             if value is None:
                 raise UserError(f"{option} is missing: {name} needs --stages and --microbatches")

@@ -81,7 +81,9 @@ def orthogonalize(matrices: Tensor, iteration: str = "newton-schulz", precision:
     rows, columns = matrices.shape[-2:]
     # Norms one by one: the order of summation in a batched reduction may depend on the batch size.
     norms = torch.stack(torch._foreach_norm(matrices.unbind())).reshape(-1, 1, 1)
-    x = torch.empty_like(matrices, dtype=_compute_dtype(matrices, precision))
+    coarse = precision == "bfloat16" or (precision == "auto" and matrices.device.type != "cpu")
+    dtype = torch.bfloat16 if matrices.dtype == torch.float32 and coarse else matrices.dtype
+    x = torch.empty_like(matrices, dtype=dtype)
     torch.div(matrices, norms * _NORM_MARGIN[iteration] + _EPSILON, out=x)
     if rows > columns:
         x = x.mT
@@ -90,20 +92,16 @@ def orthogonalize(matrices: Tensor, iteration: str = "newton-schulz", precision:
 
 
 def _iterated(x: Tensor, iteration: str, *, fewer: bool) -> Tensor:
-    """`fewer`: in fewer operations. A CPU computes as it always has."""
+    """X after all iterations; `fewer`: in fewer operations, which rounds otherwise. A CPU computes them as
+    they are written."""
     if iteration == "gram":
         return gram_iterations(x, fewer=fewer)
     if fewer:
-        return in_fewer_operations(x, ITERATIONS[iteration], each=RESTARTS[iteration])
+        return in_fewer_operations(x, ITERATIONS[iteration], per_gram=RESTARTS[iteration])
     for a, b, c in ITERATIONS[iteration]:
         gram = _product(x, x.mT)
         x = _product(_product(gram, gram, gram, beta=b, alpha=c), x, x, beta=a)
     return x
-
-
-def _compute_dtype(matrices: Tensor, precision: str) -> torch.dtype:
-    coarse = precision == "bfloat16" or (precision == "auto" and matrices.device.type != "cpu")
-    return torch.bfloat16 if matrices.dtype == torch.float32 and coarse else matrices.dtype
 
 
 LOWEST = 0.004
@@ -137,10 +135,9 @@ def gram_iterations(x: Tensor, *, fewer: bool = False) -> Tensor:
     Returns:
         A new tensor of the same shape and type.
     """
-    _, rows, columns = x.shape
-    each = 1
-    if is_wide(rows, columns):
-        each = RESTARTS["gram"] if x.dtype == torch.bfloat16 else len(MINIMAX)
+    per_gram = 1  # iterations on one Gram matrix, before X and the matrix are formed anew
+    if is_wide(*x.shape[-2:]):
+        per_gram = RESTARTS["gram"] if x.dtype == torch.bfloat16 else len(MINIMAX)
     product = _symmetric if fewer else _product
     gram = product(x, x.mT)
     square = product(gram, gram)
@@ -155,9 +152,10 @@ def gram_iterations(x: Tensor, *, fewer: bool = False) -> Tensor:
     (a, b, c), *following = COEFFICIENTS
     polynomial = square.mul_(scale**4 * c).add_(gram, alpha=b)
     polynomial.diagonal(dim1=-2, dim2=-1).add_(a)
+    # X times `factor` is what the iterations so far make of it; `pending` of them are not in X yet.
     factor, pending = polynomial * scale, 1
     for a, b, c in following:
-        if pending == each:
+        if pending == per_gram:
             x, pending = _product(factor, x), 0
             gram = product(x, x.mT)
         else:
@@ -171,10 +169,10 @@ def gram_iterations(x: Tensor, *, fewer: bool = False) -> Tensor:
 
 
 def in_fewer_operations(
-    x: Tensor, coefficients: Sequence[tuple[float, float, float]], *, each: int
+    x: Tensor, coefficients: Sequence[tuple[float, float, float]], *, per_gram: int
 ) -> Tensor:
     """X <- a X + (b A + c A^2) X with A = X X^T, for each (a, b, c), with a part of large symmetric products
-    and, where X is wide, `each` iterations on A at a time.
+    and, where X is wide, `per_gram` iterations on A at a time.
 
     Polynomials of A commute, so all products but those with X are symmetric. Each polynomial is kept as its
     constant and the rest: in bfloat16 their sum would lose the digits of the rest (tested).
@@ -182,13 +180,13 @@ def in_fewer_operations(
     Args:
         x: of shape (count, m, n) with m <= n.
         coefficients: of the iterations.
-        each: iterations after which X and A are formed anew; in bfloat16 all at once diverge.
+        per_gram: iterations after which X and A are formed anew; in bfloat16 all at once diverge.
     """
     if not is_wide(*x.shape[-2:]):
-        each = 1
-    for first in range(0, len(coefficients), each):
+        per_gram = 1
+    for first in range(0, len(coefficients), per_gram):
         gram = _symmetric(x, x.mT)
-        together = coefficients[first : first + each]
+        together = coefficients[first : first + per_gram]
         (a, b, c), constant = together[0], together[0][0]
         rest = factor = _symmetric(gram, gram, gram, beta=b, alpha=c)
         for following in together[1:]:

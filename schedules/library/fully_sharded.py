@@ -1,8 +1,9 @@
 """FSDP and HSDP (arXiv 2304.11277): no pipelines, but what they are compared with. Every process computes the
 whole model, of which it holds a shard, on micro-batches of its own.
 
-A program is that of one stage. All p x d processes of a cell are data ranks, so each has m / p of the m
-micro-batches that a step has in each of d pipelines; a step of both reads the same sequences.
+The program is that of a pipeline of one stage. A cell with d pipelines of p stages, each with m micro-batches
+per step, has p d processes here, too, all of them data ranks with m / p micro-batches: a step reads the same
+sequences either way.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from schedules.segment import Segment
 
 
 def _one_stage(segment: Segment, name: str) -> Program:
+    """The program of each process, with its share of the micro-batches of a pipeline."""
     own, left = divmod(segment.microbatches, segment.ranks)
     if left:
         near = sorted({max(own, 1) * segment.ranks, (own + 1) * segment.ranks})

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
+from stages.checkpoint.initial_weights import INDEX_FILE, WEIGHTS_FILE
 from stages.checkpoint.saved_weights import SavedWeights
 from stages.config.run_config import RunConfig
 from stages.shape.families import describe
@@ -20,8 +21,6 @@ from stages.shape.parametrization import factor_in_plain_decoder
 
 SHARD_BYTES = 4 * 10**9
 """Most bytes of weights in one file; also about the memory that writing takes."""
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 
 
 def write_weights(
@@ -54,10 +53,10 @@ def write_weights(
         file = WEIGHTS_FILE
         if len(shards) > 1:
             file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        tensors = {
-            names[name]: _in_plain_decoder(tensor, factor_in_plain_decoder(config.model, name))
-            for name, tensor in saved.read(shard, weights).items()
-        }
+        tensors = {names[name]: tensor for name, tensor in saved.read(shard, weights).items()}
+        for name in shard:
+            if (factor := factor_in_plain_decoder(config.model, name)) != 1:
+                tensors[names[name]] = tensors[names[name]] * factor
         if number == len(shards) and format is ExportFormat.HF:
             tensors |= {name: torch.empty(shape) for name, shape in empty_weights(config.model).items()}
         save_file(tensors, folder / file, metadata={"format": "pt"})
@@ -77,10 +76,6 @@ def write_weights(
         )
         _write_json(folder / "config.json", content)
     return sum(saved.size(name, weights)[0].numel() for name in names if name not in saved.biases)
-
-
-def _in_plain_decoder(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    return tensor if factor == 1 else tensor * factor
 
 
 def _names(saved: SavedWeights, config: RunConfig, format: ExportFormat, weights: Weights) -> dict[str, str]:

@@ -96,6 +96,7 @@ def _described(value: object) -> str:
 def _pack_correction(
     value: Any, path: str, names: Sequence[str], tensors: dict[str, Tensor]
 ) -> CorrectionState:
+    """The record of a part of a correction's state; its tensors of parameters are added to `tensors`."""
     if isinstance(value, Mapping):
         parts = {key: _pack_correction(part, f"{path}/{key}", names, tensors) for key, part in value.items()}
         return Parts(parts=parts)

@@ -44,7 +44,8 @@ def named_code(config: RunConfig) -> dict[str, str]:
     }
     named = {key: name for key, name in named.items() if ":" in name}
     for key, name in named.items():
-        if _is_of_python(name.partition(".")[0].partition(":")[0]):
+        top = name.partition(".")[0].partition(":")[0]
+        if top in sys.stdlib_module_names or _folder_of(top) == Path(os.__file__).absolute().parent:
             raise ConfigError(key, f"{name} is of Python's own library; accepted: code of your own")
     return named
 
@@ -53,10 +54,6 @@ def file_of_module(module: str) -> Path | None:
     """The file of a module, or the folder that its package is in; None if its package is not found."""
     root = _folder_of(module.partition(".")[0])
     return None if root is None else _file_of(module, root) or root
-
-
-def _is_of_python(top: str) -> bool:
-    return top in sys.stdlib_module_names or _folder_of(top) == Path(os.__file__).absolute().parent
 
 
 def own_code(config: RunConfig) -> dict[str, dict[str, Path]]:

@@ -159,7 +159,7 @@ _RECORDER_SETTINGS = {
     ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"): "20000",
     ("TORCH_NCCL_DUMP_ON_TIMEOUT",): "1",
 }
-"""Variables, each with its older name."""
+"""Values of environment variables by their names, the present one and then older ones."""
 
 
 def set_flight_recorder(environment: MutableMapping[str, str], *, folder: Path) -> None:

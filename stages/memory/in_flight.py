@@ -1,4 +1,9 @@
-"""Micro-batches in flight in a stage. Imports no torch."""
+"""Micro-batches in flight: a stage holds their activations, since their forward has run and their backward
+has not. Imports no torch.
+
+A split backward frees a part of them with its input half; until its weight half a micro-batch is in flight by
+half.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +18,25 @@ Counts = tuple[tuple[int, int], ...]
 """Micro-batches in flight: for each stage of a rank, ascending, (whole ones, halves)."""
 
 
+_CHANGES = {
+    Op.FORWARD: (1, 0),
+    Op.BACKWARD: (-1, 0),
+    Op.BACKWARD_INPUT: (-1, 1),
+    Op.BACKWARD_WEIGHT: (0, -1),
+    Op.HEAD: (0, 1),
+    Op.HEAD_WEIGHT: (0, -1),
+}
+"""What an action adds to the micro-batches in flight: whole ones, halves."""
+
+
+def after(op: Op, wholes: int, halves: int) -> tuple[int, int]:
+    """Micro-batches of a stage in flight after an action, from those before it: whole ones, halves."""
+    more, more_halves = _CHANGES.get(op, (0, 0))
+    return wholes + more, halves + more_halves
+
+
 class Moment(NamedTuple):
-    """An action of a rank, or an update beside one, with what is in flight within it."""
+    """An action of a rank, or an update that runs beside one, with what is in flight meanwhile."""
 
     op: Op
     """Forward, backward (a half counts as one) or update."""
@@ -44,9 +66,7 @@ def in_flight(program: Program) -> tuple[list[set[tuple[int, int]]], list[frozen
                 seen.add((update, stage, before))
                 by_stage[stage].add(now[stage])
                 continue
-            wholes, halves = now[stage]
-            more, more_halves = _CHANGES.get(op, (0, 0))
-            now[stage] = wholes + more, halves + more_halves
+            now[stage] = after(op, *now[stage])
             by_stage[stage].add(now[stage])
             counts = tuple(now.values())
             if op in ADDING_NOTHING:
@@ -74,23 +94,6 @@ def _largest(moments: Iterable[Moment]) -> Iterator[Moment]:
         if not any(all(map(ge, other, own)) for other in others):
             others.append(own)
             yield moment
-
-
-def after(op: Op, wholes: int, halves: int) -> tuple[int, int]:
-    """The numbers in flight after an action."""
-    more, more_halves = _CHANGES.get(op, (0, 0))
-    return wholes + more, halves + more_halves
-
-
-_CHANGES = {
-    Op.FORWARD: (1, 0),
-    Op.BACKWARD: (-1, 0),
-    Op.BACKWARD_INPUT: (-1, 1),
-    Op.BACKWARD_WEIGHT: (0, -1),
-    Op.HEAD: (0, 1),
-    Op.HEAD_WEIGHT: (0, -1),
-}
-"""What an action adds to the micro-batches in flight: whole ones, halves."""
 
 
 def most_held(counts: Iterable[tuple[tuple[int, int], ...]], sizes: Sequence[tuple[int, int]]) -> int:

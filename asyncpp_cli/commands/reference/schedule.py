@@ -226,7 +226,7 @@ def show(
                 "initial_versions": program.initial_versions,
                 "final_versions": program.final_versions,
                 "ranks": [[str(action) for action in actions] for actions in program.actions],
-                "analysis": schedule_output.analysis_data(analysis),
+                "analysis": vars(analysis),
             }
         )
         return

@@ -10,6 +10,10 @@ block's last product, and with experts a row for each expert of a token. So it s
 what nobody reads (`stages.model.runner`). Here each tensor that autograd saves of a cheap part is
 replaced by a place holder; the part runs again when the first of them is needed, with the weights that its
 module has then.
+
+    run_selectively(block)     torch calls `_BlockForward.pack` for each tensor that autograd saves
+    cheap(function, *given)    in it, what is saved, and its output, becomes a place holder, a `_Saved`
+    backward                   torch calls `_unpack`: the first `_Saved` of a part runs it again, fills all
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ class Watcher(Protocol):
 
 
 class _CheapPart:
-    """One use of a cheap function."""
+    """One use of a cheap function in a block's forward."""
 
     def __init__(self, function: Callable[..., Tensor], given: tuple[Tensor, ...]) -> None:
         self._function = function
@@ -46,6 +50,7 @@ class _CheapPart:
         self._saved: list[ReferenceType[_Saved]] = []
 
     def save(self, restore: Restore) -> _Saved:
+        """A place holder for a tensor that `restore` makes once the part has run again."""
         saved = _Saved(self, restore)
         self._saved.append(ref(saved))
         return saved
@@ -77,6 +82,7 @@ class _Saved:
         self.value: Tensor | None = None
 
     def take(self) -> Tensor:
+        """The tensor, once; backward asks for each a single time."""
         if self.value is None:
             self.part.run_again()
         value, self.value = self.value, None
@@ -106,6 +112,7 @@ class _BlockForward:
         self._outputs.clear()
 
     def pack(self, tensor: Tensor) -> Tensor | _Saved:
+        """What autograd keeps in the place of a tensor that it saves."""
         if self._running is not None:
             return self._running.save_next()
         made = self._outputs.get(tensor.untyped_storage()._cdata)

@@ -20,10 +20,10 @@ from support.small_runs import Rows, small_config, with_experts
 from support.training_cases import named
 from torch import Tensor
 
-from stages.checkpoint.export import INDEX_FILE, write_weights
+from stages.checkpoint.export import write_weights
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
-from stages.checkpoint.initial_weights import InitError, check_init
+from stages.checkpoint.initial_weights import INDEX_FILE, InitError, check_init
 from stages.checkpoint.saved_weights import SavedWeights, newest_weights
 from stages.config.run_config import CorrectionConfig, ModelConfig, RunConfig, changed
 from stages.model.experts import Routing

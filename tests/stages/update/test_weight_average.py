@@ -15,9 +15,10 @@ from support.training_cases import measured
 from torch import Tensor
 
 from optimizers.corrections.base import PlainUpdate
-from stages.checkpoint.export import WEIGHTS_FILE, write_weights
+from stages.checkpoint.export import write_weights
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
+from stages.checkpoint.initial_weights import WEIGHTS_FILE
 from stages.checkpoint.saved_weights import newest_weights
 from stages.config.run_config import RunConfig, changed
 from stages.model.head_loss import next_token_loss
