@@ -301,6 +301,13 @@ def _in_further_lengths(verdict: Verdict) -> str:
     folder = verdict.folder
     if folder is None:
         return EXAMPLE
+    if verdict.delayed.chosen:
+        # The experiment's template would train all that they were chosen among.
+        keys = " and ".join(verdict.delayed.chosen)
+        return (
+            f"Train each arm with its own {keys}, which overrides of a template set, in three lengths "
+            "(matrix.train.steps), on seeds that it was not chosen on."
+        )
     steps, out = _steps(verdict.delayed), folder.with_name(f"{folder.name}-lengths")
     lengths = f"matrix.train.steps=[{max(1, steps // 2)},{2 * steps}]"
     sweep = command("sweep", whole_template(folder), lengths, "--out", out)

@@ -37,8 +37,10 @@ def test_price_and_edge_are_in_the_summary(tuned: Experiment) -> None:
     assert "Tuning took 48 steps; the grid takes 128, 2.7 times fewer." in text
     edge = "On the edge of the values tried, so a better one may lie beyond: optimizer.lr of schedule=2bw."
     assert edge in text
-    # More seeds of the whole experiment would also train what was left behind.
+    # More seeds or lengths of the whole experiment would also train what was left behind.
     assert "a small gap may be chance. A short run" in text
+    assert "Train each arm with its own optimizer.lr, which overrides of a template set" in text
+    assert "asyncpp sweep" not in text
 
 
 def test_a_failed_run_is_named(tuned: Experiment) -> None:
