@@ -73,7 +73,7 @@ def with_head_shards(program: Program, *, tied: bool = False) -> Program:
     if flushed and all(
         _later(steps[0], later, program) == step for steps in by_step for later, step in enumerate(steps)
     ):
-        first = _Order(program, [_further_ahead(steps[0]) for steps in by_step], tied=tied).run()
+        first = _Order(program, [further_ahead(steps[0]) for steps in by_step], tied=tied).run()
         orders = [
             [action for later in range(program.steps) for action in _later(first[rank], later, program)]
             for rank in ranks
@@ -81,11 +81,11 @@ def with_head_shards(program: Program, *, tied: bool = False) -> Program:
     elif flushed:
         orders = _Order(
             program,
-            [[action for step in steps for action in _further_ahead(step)] for steps in by_step],
+            [[action for step in steps for action in further_ahead(step)] for steps in by_step],
             tied=tied,
         ).run()
     else:
-        orders = _Order(program, [_further_ahead(actions) for actions in program.actions], tied=tied).run()
+        orders = _Order(program, [further_ahead(actions) for actions in program.actions], tied=tied).run()
     return replace(
         program,
         rank_of_stage=(*program.rank_of_stage, *ranks),
@@ -113,8 +113,8 @@ def _later(actions: Sequence[Action], steps: int, program: Program) -> list[Acti
     ]
 
 
-def _further_ahead(actions: Sequence[Action]) -> list[Action]:
-    """`actions` of a rank with every forward `FURTHER_AHEAD` forwards of its stage earlier."""
+def further_ahead(actions: Sequence[Action]) -> list[Action]:
+    """A rank's actions with every forward `FURTHER_AHEAD` forwards of its stage earlier."""
     forwards: dict[int, deque[Action]] = {}
     for action in actions:
         if action.op is Op.FORWARD:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from asyncpp_cli.planner.peak_memory import (
     allocator_bytes,
@@ -12,7 +12,7 @@ from asyncpp_cli.planner.peak_memory import (
     slot_bytes,
     update_bytes,
 )
-from asyncpp_cli.planner.shared import Found, kind_of, layout_cuts, own_cut_of, settings_of
+from asyncpp_cli.planner.shared import Found, delayed_settings, kind_of, layout_cuts, own_cut_of, settings_of
 from schedules import Op
 from schedules.messages import MOST_QUEUES, OWN_QUEUES, Kind
 from stages.config.run_config import RunConfig
@@ -98,20 +98,22 @@ class RankMemory:
         return room * _NEARLY >= layers
 
     def _fits(self, sizes: Sequence[float], *, limit_gb: float) -> bool:
-        held = [sum(kinds.values()) for kinds in self._without_messages(sizes)]
+        held: list[float] = []
+        for kinds in self._without_messages(sizes):
+            held.append(sum(kinds.values()))
+            if held[-1] > limit_gb * GB:
+                return False
 
         def have_room(messages: Sequence[int]) -> bool:
             return all(size + more <= limit_gb * GB for size, more in zip(held, messages, strict=True))
 
         # Messages are counted where that decides.
-        return max(held) <= limit_gb * GB and (have_room(self.messages_at_most) or have_room(self.messages))
+        return have_room(self.messages_at_most) or have_room(self.messages)
 
-    def _without_messages(self, sizes: Sequence[float]) -> list[dict[str, float]]:
+    def _without_messages(self, sizes: Sequence[float]) -> Iterator[dict[str, float]]:
         cuts = layout_cuts(self.config, sizes)
-        return [
-            self.of_rank(rank, {stage: cuts[stage] for stage in stages})
-            for rank, stages in enumerate(self.program.stages_of_rank)
-        ]
+        for rank, stages in enumerate(self.program.stages_of_rank):
+            yield self.of_rank(rank, {stage: cuts[stage] for stage in stages})
 
     def of_rank(self, rank: int, cuts: Mapping[int, StageCut]) -> dict[str, float]:
         """Bytes of a rank by kind, but for its messages, from its stages, ascending."""
@@ -169,29 +171,28 @@ class RankMemory:
     def _of_stage(self, stage: int, cut: StageCut) -> dict[str, int]:
         """Bytes of a stage: by kind what lasts, `whole` and `half` of a micro-batch in flight, and what a
         forward, a backward and an update take for themselves."""
-        course = self.program.course
-        facts = course.versions[stage], course.mismatch[stage], self._buffers[stage]
-        key = ("memory", kind_of(self.config, cut), *facts, *settings_of(self.config))
-        return self._found.once(key, lambda: self._of_one(cut, *facts))
+        config, course, buffers = self.config, self.program.course, self._buffers[stage]
+        versions, mismatch = course.versions[stage], course.mismatch[stage]
+        kind, mismatched = (kind_of(config, cut), *delayed_settings(config)), mismatch > 0
 
-    def _of_one(self, cut: StageCut, versions: int, mismatch: int, buffers: int) -> dict[str, int]:
-        config, mismatched = self.config, mismatch > 0
-        whole, half = microbatch_activations(config, cut)
-        # What lasts, and updates, ask neither for the size of a micro-batch nor for recomputation.
-        key = ("lasting", kind_of(config, cut), versions, mismatch, buffers, *settings_of(config)[2:])
+        def of_microbatch() -> dict[str, int]:
+            whole, half = microbatch_activations(config, cut)
+            return {
+                "recomputed": recomputed_bytes(config, cut),
+                "whole": whole,
+                "half": half,
+                "forward": forward_bytes(config, cut),
+                "backward": backward_bytes(config, cut, mismatched=mismatched),
+                "slot": slot_bytes(config, cut),
+            }
 
-        def lasting() -> dict[str, int]:
-            update = _of_update(config, cut, mismatched=mismatched)
-            return lasting_bytes(config, cut, versions, mismatch, buffers) | {"update": update}
-
-        return self._found.once(key, lasting) | {
-            "recomputed": recomputed_bytes(config, cut),
-            "whole": whole,
-            "half": half,
-            "forward": forward_bytes(config, cut),
-            "backward": backward_bytes(config, cut, mismatched=mismatched),
-            "slot": slot_bytes(config, cut),
-        }
+        sizes, data = (config.train.microbatch_size, config.train.recompute), config.parallel.data
+        once, held = self._found.once, (versions, mismatch, buffers)
+        lasting = once(("lasting", kind, *held, data), lambda: lasting_bytes(config, cut, *held))
+        update = once(
+            ("update", kind, mismatched, data), lambda: _of_update(config, cut, mismatched=mismatched)
+        )
+        return lasting | {"update": update} | once(("taken", kind, mismatched, *sizes), of_microbatch)
 
 
 def _of_update(config: RunConfig, cut: StageCut, *, mismatched: bool) -> int:

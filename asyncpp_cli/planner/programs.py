@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from math import lcm
+from math import gcd, lcm
 from typing import Any, NamedTuple
 
 import schedules
@@ -15,7 +15,7 @@ from schedules.analyze import staleness
 from schedules.costs import Costs
 from schedules.deadlock import sends_in_flight
 from schedules.dependencies import POSTED_AHEAD, most_messages
-from schedules.head_shards import EMBEDDED_AHEAD
+from schedules.head_shards import EMBEDDED_AHEAD, further_ahead
 from schedules.messages import Kind, RankLinks, channel_ends, channels_between_ranks, is_local, links_of_ranks
 from schedules.simulate import fill_steps, seconds_between, simulate
 from schedules.step_time import NotPeriodicError, StepGraph, step_graph, step_graph_of
@@ -32,8 +32,6 @@ _ROUNDED = 1 - 1e-9
 BUSY_LINK = 0.5
 """Share of its time from which a link's messages are taken to wait for one another. A rank with several
 stages sends as many messages for each micro-batch as all of them; below this share they hardly meet."""
-
-_OF_BLOCKS = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +221,8 @@ class LayoutProgram:
     def messages(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """The most bytes of messages that each rank holds at once, from those of a message of each kind, in
         the order of `Kind`."""
-        # Without shards all have one size, so that one count serves every size of a micro-batch.
-        unit = 1 if self.geometry.shape.shard_head else sizes[0]
+        # One count serves every size of a micro-batch.
+        unit = gcd(*sizes)
         weights = tuple(size // unit for size in sizes)
         if weights not in self._messages:
             self._messages[weights] = tuple(
@@ -386,19 +384,19 @@ class Pace:
         lead = options.get("ahead", 1) * shape.stages + shape.shard_head
 
         def without_updates(microbatches: int) -> schedules.Program:
-            """A program of as many steps of one micro-batch each, without shards of the head."""
-            program = shape._replace(microbatches=microbatches, options=tuple(options.items())).build(1)
+            """A program of as many steps of one micro-batch each, without shards of the head, which leave
+            forwards and backwards in their order."""
+            plain = shape._replace(shard_head=False, tied=False, options=tuple(options.items()))
+            program = plain._replace(microbatches=microbatches).build(1)
+            in_order = further_ahead if shape.shard_head else tuple
             return replace(
                 program,
                 microbatches=1,
                 update_interval=1,
                 updates_together=False,
                 steps=microbatches,
-                rank_of_stage=program.rank_of_stage[: program.loss_stage + 1],
-                head_shards=0,
-                tied_shards=False,
                 actions=tuple(
-                    tuple(action for action in actions if action.op in _OF_BLOCKS)
+                    tuple(action for action in in_order(actions) if action.op is not Op.UPDATE)
                     for actions in program.actions
                 ),
             )

@@ -243,6 +243,10 @@ def kind_of(config: RunConfig, cut: StageCut) -> tuple[Any, ...]:
 
 def settings_of(config: RunConfig) -> tuple[Any, ...]:
     """The settings in which layouts of one run differ, but for schedule, stages and cut."""
-    train, delayed = config.train, (config.error_feedback.coefficient, config.correction.name)
-    ranks = (config.parallel.data, config.parallel.stages, config.site.neighbours)
-    return (train.microbatch_size, train.recompute, *ranks, *delayed)
+    train, ranks = config.train, (config.parallel.data, config.parallel.stages, config.site.neighbours)
+    return (train.microbatch_size, train.recompute, *ranks, *delayed_settings(config))
+
+
+def delayed_settings(config: RunConfig) -> tuple[Any, ...]:
+    """The settings that layouts of one run have where their gradients are late."""
+    return config.error_feedback.coefficient, config.correction.name

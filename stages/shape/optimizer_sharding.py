@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
 from itertools import accumulate
 from math import prod
+from operator import itemgetter
 
 from stages.shape.spec import Shape, is_stack, member_count, member_shape
 
@@ -54,23 +57,22 @@ def assign_owners(shapes: Sequence[Shape], *, data_ranks: int) -> Ownership:
     """
     sizes = [prod(shape) for shape in shapes]
     stacks = [number for number, shape in enumerate(shapes) if is_stack(shape)]
-    loads = [0] * data_ranks
-    counts = [[0] * data_ranks for _ in shapes]
-    """Members of each parameter that each data rank owns."""
+    loads = [(0, rank) for rank in range(data_ranks)]
+    """A heap of the entries that each data rank has."""
+    counts: list[Counter[int]] = [Counter() for _ in shapes]
+    """Members of each parameter that data ranks own."""
     for parameter in sorted(
         range(len(shapes)), key=lambda number: (is_stack(shapes[number]), -sizes[number])
     ):
+        size = prod(member_shape(shapes[parameter]))
         for _ in range(member_count(shapes[parameter])):
-            owner = loads.index(min(loads))
-            loads[owner] += prod(member_shape(shapes[parameter]))
+            load, owner = loads[0]
+            heapreplace(loads, (load + size, owner))
             counts[parameter][owner] += 1
     wholes = [
-        parameter
-        for rank in range(data_ranks)
-        for parameter, shape in enumerate(shapes)
-        if not is_stack(shape) and counts[parameter][rank]
+        (min(counts[parameter]), parameter) for parameter, shape in enumerate(shapes) if not is_stack(shape)
     ]
-    order = [*wholes, *stacks]
+    order = [*(parameter for _, parameter in sorted(wholes)), *stacks]
     ends = accumulate((sizes[parameter] for parameter in order), initial=0)
     starts = dict(zip(order, ends, strict=False))
     owned: list[list[int]] = [[] for _ in range(data_ranks)]
@@ -79,8 +81,8 @@ def assign_owners(shapes: Sequence[Shape], *, data_ranks: int) -> Ownership:
     shares = []
     for parameter, shape in enumerate(shapes):
         entry, size = starts[parameter], prod(member_shape(shape))
-        shares.append(tuple(count * size for count in counts[parameter]))
-        for rank, count in enumerate(counts[parameter]):
+        shares.append(tuple(counts[parameter][rank] * size for rank in range(data_ranks)))
+        for rank, count in sorted(counts[parameter].items()):
             end = entry + count * size
             owned[rank] += range(member, member + count)
             _append(runs[rank], (entry, end))
@@ -90,7 +92,7 @@ def assign_owners(shapes: Sequence[Shape], *, data_ranks: int) -> Ownership:
         owned=tuple(map(tuple, owned)),
         shares=tuple(shares),
         runs=tuple(map(tuple, runs)),
-        parts=tuple(loads),
+        parts=tuple(load for load, _ in sorted(loads, key=itemgetter(1))),
     )
 
 
