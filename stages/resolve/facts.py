@@ -98,7 +98,7 @@ class Resolved:
     def rank_of_stage(self) -> tuple[int, ...]:
         return self.programs[0].rank_of_stage
 
-    @cached_property
+    @property
     def staleness(self) -> Staleness:
         """The largest delay, mismatch and number of versions of each stage, and the smallest delay, over all
         segments."""
