@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapreplace
 from math import prod
-from typing import Any
 
 from asyncpp_cli.planner.memory import OF_THE_DEVICE
 from asyncpp_cli.planner.peak_memory import allocator_bytes, communicator_bytes, forward_bytes
@@ -18,7 +17,7 @@ from optimizers import method_named
 from optimizers.options import Value
 from optimizers.state_size import state_values, step_values
 from schedules.messages import RankLinks
-from stages.config.run_config import ModelConfig, RunConfig, changed, optimizer_options
+from stages.config.run_config import RunConfig, changed, optimizer_options
 from stages.config.segments import as_trained, shards_of
 from stages.memory.estimate import (
     Sizes,
@@ -96,15 +95,10 @@ def memory_of_run(config: RunConfig) -> dict[str, int]:
 def by_rule(config: RunConfig) -> tuple[Sequence[Parameter], Sequence[Parameter]]:
     """Parameters that the optimizer updates value by value, and members of those that it needs whole, as Muon
     its matrices."""
-    return _by_rule(tuple(vars(config.model).values()), config.optimizer.name)
-
-
-@lru_cache(maxsize=64)  # a planner asks for the same model again and again
-def _by_rule(settings: tuple[Any, ...], optimizer: str) -> tuple[Sequence[Parameter], Sequence[Parameter]]:
-    method = method_named(optimizer)
+    method = method_named(config.optimizer.name)
     elementwise: list[Parameter] = []
     whole: list[Parameter] = []
-    for parameter in describe(ModelConfig(*settings)).whole():
+    for parameter in describe(config.model).whole():
         if method.rule(parameter.role.value).elementwise:
             elementwise.append(parameter)
         else:
