@@ -94,16 +94,18 @@ def nodes_of(nodes: str) -> list[str]:
 
 def kill_node(node: str, job: Job, *, cluster: Path) -> None:
     """End the daemon of a node and what a job runs there. SLURM notices after half a minute."""
-    pids = {int((cluster / f"run/slurmd.{node}.pid").read_text())}
+    daemons = {int((cluster / f"run/slurmd.{node}.pid").read_text())}
     words = {f"SLURMD_NODENAME={node}", f"SLURM_JOB_NAME={job.name}"}
+    performed = set()
     for file in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if words <= set(file.read_bytes().decode(errors="replace").split("\0")):
-                pids.add(int(file.parent.name))
+                performed.add(int(file.parent.name))
                 parent = int((file.parent / "stat").read_text().rpartition(")")[2].split()[1])
                 if (Path("/proc") / str(parent) / "comm").read_text().startswith("slurmstepd"):
-                    pids.add(parent)
-    for pid in pids:
+                    daemons.add(parent)
+    # Those that would tell SLURM how the job's processes ended go first: a dead node tells nothing.
+    for pid in (*daemons, *performed):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
