@@ -135,6 +135,22 @@ class CellResult:
         return self.settings - only(self.settings, *names)
 
     @property
+    def steps(self) -> int:
+        """Steps of a run of the cell; 0 if unknown."""
+        return int(self.value("train.steps") or 0)
+
+    @property
+    def batch(self) -> int:
+        """Sequences per step."""
+        factors = ("schedule.microbatches", "train.microbatch_size", "parallel.data")
+        return math.prod(int(self.value(key) or 1) for key in factors)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that a run of the cell trains on."""
+        return self.steps * self.batch
+
+    @property
     def arm(self) -> str:
         """Its schedule, optimizer and correction."""
         return _name(self, (), named={"schedule", "optimizer", "error_feedback"})

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from asyncpp_cli.base.console import command
 from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult, value_text
 from asyncpp_cli.report.analysis.conditions import busy_text, span
+from asyncpp_cli.report.analysis.further_runs import seeds_setting
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, MOST_FACTOR
-from asyncpp_cli.report.analysis.verdict import seeds_setting
 from asyncpp_cli.report.load.run import grouped
 from asyncpp_cli.runs.experiment_folder import whole_template
 
@@ -56,7 +56,7 @@ def _shared_losses(cells: Sequence[CellResult]) -> list[str]:
         if cell.speed_only:
             giver = cell.loss_of.schedule if cell.loss_of is not None else "a schedule that is not here"
             by_schedule = steps_of.setdefault(giver, {})
-            by_schedule.setdefault(cell.schedule, set()).add(int(cell.value("train.steps") or 0))
+            by_schedule.setdefault(cell.schedule, set()).add(cell.steps)
     return [
         f"Loss of {giver}; "
         + "; ".join(

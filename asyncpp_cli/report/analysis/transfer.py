@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from asyncpp_cli.report.analysis.verdict import EXAMPLE, UNDECIDED, Verdict, answer_of
+from asyncpp_cli.report.analysis.further_runs import EXAMPLE
+from asyncpp_cli.report.analysis.verdict import UNDECIDED, Verdict, answer_of
 
 if TYPE_CHECKING:
     from asyncpp_cli.planner.listing import Layout

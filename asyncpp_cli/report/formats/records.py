@@ -13,6 +13,7 @@ import polars as pl
 
 from asyncpp_cli.base.console import printable
 from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.analysis.verdict_text import record_of
 from asyncpp_cli.report.load.metrics_rows import STEP_SCHEMA
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.columns import records, value_columns
@@ -32,7 +33,7 @@ def to_json(report: Report, _options: object = None) -> str:
     for cell, record in zip(cells, listed, strict=True):
         record["best"] = report.answer is not None and cell is report.answer.best
         record["answer"] = report.answer.sentence if report.answer is not None and record["best"] else None
-        record["verdicts"] = [verdict.record() for verdict in report.verdicts if verdict.delayed is cell]
+        record["verdicts"] = [record_of(verdict) for verdict in report.verdicts if verdict.delayed is cell]
         if transfers:
             record["planned"] = [each.record() for each in transfers if each.verdict.delayed is cell]
     arms = {

@@ -12,7 +12,8 @@ from asyncpp_cli.report.analysis.conditions import conditions_lines
 from asyncpp_cli.report.analysis.failures import failures
 from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.analysis.transfer import Transfer, transfer_lines
-from asyncpp_cli.report.analysis.verdict import verdict_lines, verdicts
+from asyncpp_cli.report.analysis.verdict import verdicts
+from asyncpp_cli.report.analysis.verdict_text import verdict_lines
 from asyncpp_cli.report.load.run import UNFINISHED
 from asyncpp_cli.report.tables.columns import meaning, shown_columns, value_columns
 from asyncpp_cli.report.tables.pivot import pivot

@@ -218,10 +218,10 @@ ELSEWHERE = {
     "launch/start.py:_say_interrupted: cancel": "asyncpp_cli/launch/test_two_launchers.py",
     "launch/start.py:resume_command: launch": "asyncpp_cli/commands/test_hints.py",
     "launch/start.py:resume_command: tune": "asyncpp_cli/commands/test_hints.py",
-    "report/analysis/verdict.py:_in_further_lengths: sweep --out": "asyncpp_cli/report/test_verdict.py",
-    "report/analysis/verdict.py:_in_further_lengths: report": "asyncpp_cli/report/test_verdict.py",
-    "report/analysis/verdict.py:_with: sweep --out": "asyncpp_cli/report/test_verdict.py",
-    "report/analysis/verdict.py:launch: launch": "asyncpp_cli/report/test_verdict.py",
+    "report/analysis/further_runs.py:in_further_lengths: sweep --out": "asyncpp_cli/report/test_verdict.py",
+    "report/analysis/further_runs.py:in_further_lengths: report": "asyncpp_cli/report/test_verdict.py",
+    "report/analysis/further_runs.py:sweep_and_launch: sweep --out": "asyncpp_cli/report/test_verdict.py",
+    "report/analysis/further_runs.py:launching: launch": "asyncpp_cli/report/test_verdict.py",
     "report/analysis/summary.py:_remedy: sweep --out": "asyncpp_cli/report/test_verdict.py",
     "report/analysis/summary.py:_slowest_sentences: plan --balance": (
         "asyncpp_cli/planner/test_measured_balance.py"

@@ -25,7 +25,7 @@ from support.report_experiment import ExperimentFolder, metrics, quickstart_fold
 
 from asyncpp_cli.base.console import printable
 from asyncpp_cli.report.analysis.aggregate import aggregate
-from asyncpp_cli.report.analysis.verdict import EXAMPLE
+from asyncpp_cli.report.analysis.further_runs import EXAMPLE
 from asyncpp_cli.report.formats.charts import charts
 from asyncpp_cli.report.formats.figures import write_figures
 from asyncpp_cli.report.formats.latex import to_latex

@@ -43,9 +43,9 @@ from asyncpp_cli.report.analysis.verdict import (
     PAYS,
     UNDECIDED,
     time_by_loss,
-    verdict_lines,
     verdicts,
 )
+from asyncpp_cli.report.analysis.verdict_text import sentence, verdict_lines
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Lineage
@@ -104,12 +104,12 @@ def test_the_time_is_that_of_the_fastest_synchronous_schedule() -> None:
     assert (verdict.fastest.schedule, verdict.answer) == ("zb-v", PAYS)
     assert verdict.time == pytest.approx(1.1 / 1.3, rel=0.01)
     assert verdict.interval[0] < 1.1 / 1.3 < verdict.interval[1] < 1
-    assert "Pays: 2bw muon reaches the loss of" in verdict.sentence
-    assert "zb-v" in verdict.sentence
+    assert "Pays: 2bw muon reaches the loss of" in sentence(verdict)
+    assert "zb-v" in sentence(verdict)
     # Where it takes more of the steps than it wins of the speed, it does not pay.
     [verdict] = verdicts(cells(ratio=1.1, speed=1.05))
     assert verdict.answer == DOES_NOT_PAY
-    assert verdict.sentence.startswith("Does not pay: ")
+    assert sentence(verdict).startswith("Does not pay: ")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_the_time_is_that_of_the_fastest_synchronous_schedule() -> None:
 def test_an_undecided_verdict_says_what_would_decide(drawn: dict[str, Any], remedy: str) -> None:
     [verdict] = verdicts(cells(ratio=1.1, **drawn))
     assert verdict.answer == UNDECIDED
-    assert re.search(remedy, verdict.sentence), verdict.sentence
+    assert re.search(remedy, sentence(verdict)), sentence(verdict)
 
 
 def with_losses(experiment: Experiment, *, failed: str = "", not_finite: str = "") -> None:
@@ -314,7 +314,7 @@ def test_the_sentence_names_fsdp_and_what_else_it_was_measured_against() -> None
     assert among in larger
     assert delayed.startswith("Pays: ")
     pipelines = verdicts(averaged(runs_of([sharded[0], *DELAYED])))
-    assert not any("as measured here" in verdict.sentence for verdict in pipelines)
+    assert not any("as measured here" in sentence(verdict) for verdict in pipelines)
 
 
 def test_throughput_is_relative_to_the_fastest_synchronous_schedule() -> None:
@@ -346,7 +346,7 @@ def test_speeds_without_two_common_seeds_do_not_decide(seed: int) -> None:
     runs.append(run("zb-v", loss=None, speed=1000.0, seed=seed, **{"train.steps": 100}))
     [verdict] = verdicts(averaged(runs))
     assert verdict.answer == UNDECIDED
-    assert verdict.sentence.endswith(
+    assert sentence(verdict).endswith(
         "The speed has fewer than two pairs of runs with one seed: measure that of more seeds."
     )
 
