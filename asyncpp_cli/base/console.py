@@ -24,8 +24,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from asyncpp_cli.base.atomic_files import check_output
 from asyncpp_cli.base.errors import UserError, doing
+from asyncpp_cli.base.outputs import check_output
 from asyncpp_cli.base.tables import Fit, table_of, wrapped
 
 _MOST_PROBLEMS = 20

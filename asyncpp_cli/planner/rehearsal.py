@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from asyncpp_cli.base.atomic_files import write_output
+from asyncpp_cli.base.outputs import write_output
 from asyncpp_cli.planner.memory import GB, OF_THE_DEVICE, planned_memory
 from asyncpp_cli.planner.sharding import by_rule, memory_of_run
 from stages.config.run_config import RunConfig

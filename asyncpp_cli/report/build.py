@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from asyncpp_cli.base.atomic_files import real_folder, write_output
+from asyncpp_cli.base.atomic_files import real_folder
 from asyncpp_cli.base.console import say
+from asyncpp_cli.base.outputs import write_output
 from asyncpp_cli.base.progress import shown
 from asyncpp_cli.report.analysis.aggregate import aggregate_best, compare_all
 from asyncpp_cli.report.analysis.answer import by_loss

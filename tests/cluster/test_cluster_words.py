@@ -30,7 +30,7 @@ from support.launches import started_process
 from support.privileges import User, disk, fill
 
 from asyncpp_cli.doctor.job import job_checks
-from asyncpp_cli.launch.job.array_task import first_end_time, time_limit
+from asyncpp_cli.launch.job.time_limit import first_end_time, time_limit
 from asyncpp_cli.launch.start import runs_to_retry
 from asyncpp_cli.runs.attempts.files import Job
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment

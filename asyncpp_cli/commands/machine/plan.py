@@ -332,8 +332,8 @@ def _map(
     out: Path | None,
 ) -> None:
     """Print the map, as a table or as JSON, and draw it into `out`."""
-    from asyncpp_cli.base.atomic_files import drawing
     from asyncpp_cli.base.console import say
+    from asyncpp_cli.base.outputs import drawing
     from asyncpp_cli.planner import decision, tables
     from asyncpp_cli.planner.layouts import CONSIDERED
     from asyncpp_cli.sites.resources import cores_here
@@ -446,8 +446,8 @@ def _offer(chosen: Any, found: Any, order: Order, tokens: int, *, number: int, t
     """Print a layout as settings, and write the template: of that layout, or of `found`, what decides."""
     import shlex
 
-    from asyncpp_cli.base.atomic_files import write_output
     from asyncpp_cli.base.console import quoted, say
+    from asyncpp_cli.base.outputs import write_output
     from asyncpp_cli.planner import templates
     from asyncpp_cli.planner.costs.roofline import Roofline
 

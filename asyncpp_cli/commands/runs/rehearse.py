@@ -52,9 +52,9 @@ def rehearse(
 
     Exit code 0 if nothing is found, 1 if something is.
     """
-    from asyncpp_cli.base.atomic_files import is_stream
     from asyncpp_cli.base.console import say
     from asyncpp_cli.base.errors import UserError
+    from asyncpp_cli.base.outputs import is_stream
     from asyncpp_cli.base.progress import shown
     from asyncpp_cli.planner.rehearsal import NOT_REHEARSED, fullest_of, ranks_of, write_csv
     from asyncpp_cli.planner.rehearsal import rehearse as rehearsed

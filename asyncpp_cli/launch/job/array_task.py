@@ -1,4 +1,4 @@
-"""Executing one run as an array task, on the first node of the job.
+"""Executes one run as an array task, on the first node of the job.
 
 The task claims the next attempt at its run and starts the ranks through srun. Afterwards, a run that was
 stopped or lost a node is requeued; a run that failed is started again at once while it has retries left.
@@ -6,12 +6,9 @@ stopped or lost a node is requeued; a run that failed is started again at once w
 
 from __future__ import annotations
 
-import functools
 import os
-import signal
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from asyncpp_cli.launch.common.arrays import ArrayManifest, ManifestRow
@@ -19,10 +16,11 @@ from asyncpp_cli.launch.common.early_signals import received, signals_blocked
 from asyncpp_cli.launch.common.snapshot import code_hash, difference, file_hash
 from asyncpp_cli.launch.common.srun_command import network_variables, python_words, srun_command
 from asyncpp_cli.launch.common.supervisor import LIMIT_VARIABLE
+from asyncpp_cli.launch.job.job_end import JobEnd, corrected_outcome
+from asyncpp_cli.launch.job.time_limit import CLOCK_TOLERANCE, EARLY_SECONDS, first_end_time, time_limit
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
-from asyncpp_cli.runs.attempts.files import Job, Outcome, RankEnd, RankError, Refused
-from asyncpp_cli.runs.attempts.outcome import vanished
+from asyncpp_cli.runs.attempts.files import Job, Outcome, Refused
 from asyncpp_cli.runs.attempts.settle import override_outcome, settle
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
@@ -31,7 +29,7 @@ from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import JobPhase, SlurmError, phase_of
 from asyncpp_cli.slurm.run_status import SlurmQueue
 from stages.config.records import read_record
-from stages.liveness.stop_signal import RESUMABLE, SIGNALS
+from stages.liveness.stop_signal import RESUMABLE
 
 _POLL_SECONDS = 0.2
 _SECONDS_TO_BE_ENDED = 120.0
@@ -51,7 +49,7 @@ def run_task(file: str) -> int:
     run = experiment.run(row.id)
     job = _this_job(manifest, index)
     _say(f"{job.id} (start {job.restart + 1}) on {job.nodes}: {row.id}")
-    first_end_time(job.id)
+    first_end_time(job.id)  # before a preemption can move it
     _settle_earlier_start(run, job)
     while (code := _attempt(experiment, run, manifest, row, job)) is None:
         pass
@@ -253,114 +251,3 @@ def _requeue(status: Status, job: Job) -> int:
 
 def _say(message: str) -> None:
     print(f"{time.strftime('%F %T')} {message}", flush=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobEnd:
-    """What a job knows about the end of its ranks."""
-
-    srun_code: int | None
-    """Exit code of srun, negative if a signal killed it; None if it was not started."""
-    signalled: bool
-    """The array task itself received a signal to stop."""
-    phase: JobPhase | None
-    """Phase of the job; None if SLURM does not answer."""
-    broken: str
-    """Which nodes of the job are down or failing; empty if none is."""
-    limit_near: bool
-    """The time limit is so near that SLURM's signal is due to it."""
-    limit_reached: bool
-    """The time limit has passed."""
-
-
-def signal_of(srun_code: int | None) -> signal.Signals | None:
-    """The stop signal that killed a rank or srun itself, from srun's exit code; None if none did.
-
-    srun exits with the highest exit code of its tasks; a task killed by a signal has 128 plus its number: 143
-    for SIGTERM, 140 for SIGUSR2.
-    """
-    return next((number for number in SIGNALS if srun_code in (128 + number, -number)), None)
-
-
-def corrected_outcome(
-    status: Status, attempt: Attempt, *, ranks: int, end: JobEnd
-) -> tuple[State, Cause, str] | None:
-    """The corrected state, cause and reason of an attempt; None if the recorded ones are right.
-
-    Args:
-        status: the recorded status.
-        attempt: the attempt, with no process left.
-        ranks: number of its processes.
-        end: what the job knows.
-    """
-    unrecorded = vanished(attempt, ranks)
-    number = signal_of(end.srun_code)
-    stopped_at_start = number is not None and _all_stopped_or_not_started(attempt, ranks)
-    if status.state == State.INTERRUPTED:
-        # A rank died, and the stop signal came only from srun, which then ends the other ranks.
-        by_srun = status.cause == Cause.STOPPED and not end.signalled and end.phase is JobPhase.RUNNING
-        if unrecorded and by_srun and not stopped_at_start:
-            return State.FAILED, Cause.KILLED, unrecorded
-        if status.cause == Cause.STOPPED and end.limit_reached:
-            # The early signal came before there were ranks to attribute it to the time limit.
-            return State.INTERRUPTED, Cause.TIME_LIMIT, f"the job's time limit is reached: {status.reason}"
-        return None
-    if status.state == State.FAILED and status.cause != Cause.REFUSED and end.broken:
-        return State.INTERRUPTED, Cause.RESTARTED, f"{end.broken}; {status.reason}"
-    if status.state != State.FAILED or status.cause != Cause.KILLED or not unrecorded:
-        return None
-    if number is not None and stopped_at_start:
-        near = end.limit_reached or (number == signal.SIGUSR2 and end.limit_near)
-        how = f"told to end by {number.name} while the ranks were starting"
-        if near:
-            return State.INTERRUPTED, Cause.TIME_LIMIT, f"the job's time limit is near: {how}"
-        return State.INTERRUPTED, Cause.STOPPED, how
-    has_errors = bool(attempt.by_rank(RankError))
-    ended = end.phase is not None and end.phase is not JobPhase.RUNNING
-    if ended and end.limit_reached and not has_errors:
-        return State.INTERRUPTED, Cause.TIME_LIMIT, f"the job's time limit is reached; {unrecorded}"
-    if ended and not has_errors:
-        return State.INTERRUPTED, Cause.STOPPED, f"SLURM was ending the job; {unrecorded}"
-    return None
-
-
-def _all_stopped_or_not_started(attempt: Attempt, ranks: int) -> bool:
-    """Whether every rank stopped on request, completed, or ended before it recorded its start."""
-    for rank in range(ranks):
-        end = attempt.read(RankEnd, rank)
-        if attempt.read(RankError, rank) is not None:
-            return False
-        if end is None:
-            if attempt.processes(rank):
-                return False
-        elif not (end.stopped or end.code in (0, RESUMABLE) or end.signal in SIGNALS):
-            return False
-    return True
-
-
-EARLY_SECONDS = 75.0
-"""SLURM may signal up to a minute earlier than `signal_lead`."""
-CLOCK_TOLERANCE = 2.0
-"""Seconds; SLURM's times are whole seconds, and the clocks of machines differ."""
-
-
-def time_limit(job_id: str) -> float | None:
-    """When the job reaches its time limit, by this machine's monotonic clock; None if SLURM does not say."""
-    first, end = first_end_time(job_id), slurm.job_end_time(job_id)
-    if first is None:
-        return None if end is None else _by_monotonic_clock(end)
-    # Preemption moves the end forward, which does not change the limit.
-    later = 0.0 if end is None else max(0.0, end - first[0])
-    return first[1] + later
-
-
-@functools.cache
-def first_end_time(job_id: str) -> tuple[float, float] | None:
-    """End time that SLURM reported when it was first asked, in seconds since 1970, and by this machine's
-    monotonic clock; asked when the job starts."""
-    end = slurm.job_end_time(job_id)
-    return None if end is None else (end, _by_monotonic_clock(end))
-
-
-def _by_monotonic_clock(at: float) -> float:
-    return time.monotonic() + at - time.time()

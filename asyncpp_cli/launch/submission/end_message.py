@@ -24,8 +24,15 @@ from asyncpp_cli.slurm.submissions import Submission, read_submissions
 from stages.config.records import FileRecord, read_record
 
 _SECONDS = 60
+"""Timeout of the command."""
 _TOLD = "end-told"
-"""In the submission's folder, once its end has been told."""
+"""Name of a file in the submission's folder, once its end has been told."""
+_FILE = "end.json"
+_MINUTES = "3"
+"""Time limit of the last job."""
+_MEMORY = "500M"
+_FLAGS_OF_RUNS = ("exclusive", "gres", "gpus", "mem-per-cpu", "time", "mem")
+"""Flags of a profile that ask for more than the last job needs."""
 
 
 class _Notice(FileRecord, frozen=True, kw_only=True):
@@ -41,8 +48,8 @@ def tell_end(experiment: Experiment, command: Sequence[str], *, source: Path) ->
     A command that fails is a remark: the launch has ended as it has.
 
     Args:
-        experiment: the experiment.
-        command: `on_end` of the site; empty: none.
+        experiment: whose launch has ended.
+        command: `on_end` of the site; empty: nothing is run.
         source: file of the site's profile.
     """
     if not command:
@@ -71,7 +78,8 @@ def tell_end(experiment: Experiment, command: Sequence[str], *, source: Path) ->
 
 
 def claim_end(experiment: Experiment, *, submission: str | None = None) -> bool:
-    """Whether the caller is the one to tell that the experiment's jobs have ended; True once per submission.
+    """Claim to tell that the experiment's jobs have ended; returns whether the caller is the one to do so,
+    which is true once per submission.
 
     Args:
         experiment: the experiment.
@@ -90,15 +98,9 @@ def claim_end(experiment: Experiment, *, submission: str | None = None) -> bool:
     return True
 
 
-_FILE = "end.json"
-_MINUTES = "3"
-_MEMORY = "500M"
-_FLAGS_OF_RUNS = ("exclusive", "gres", "gpus", "mem-per-cpu", "time", "mem")
-"""Flags of a profile that ask for more than this job needs."""
-
-
 def submit_end_job(site: Site, submission: Submission, *, after: Sequence[str]) -> str:
-    """Submit it, to start when the jobs `after` have ended in whatever way; SLURM's id for it.
+    """Submit the last job of a launch, which starts when the jobs `after` have ended in whatever way; returns
+    SLURM's id for it.
 
     Raises:
         SlurmError: sbatch refuses; the message is sbatch's.

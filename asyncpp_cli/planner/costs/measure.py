@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.base.atomic_files import write_output
 from asyncpp_cli.base.console import say
+from asyncpp_cli.base.outputs import write_output
 from asyncpp_cli.base.worker import exit_without
 from asyncpp_cli.planner.costs.profile_costs import FORMAT, Measured, conditions
 from asyncpp_cli.runs.config_file import read_config

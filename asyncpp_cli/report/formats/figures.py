@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncpp_cli.base.atomic_files import write_output
 from asyncpp_cli.base.errors import DamagedError, UserError
+from asyncpp_cli.base.outputs import write_output
 from asyncpp_cli.report.formats.charts import Chart, Line, charts, loss_charts
 from asyncpp_cli.report.tables.document import Report
 from stages.config.records import read_bytes

@@ -16,7 +16,7 @@ from support.command_line import ran
 from support.launches import dying
 
 from asyncpp_cli.launch.common.arrays import JobShape
-from asyncpp_cli.launch.job.array_task import JobEnd, corrected_outcome, signal_of
+from asyncpp_cli.launch.job.job_end import JobEnd, corrected_outcome, signal_of
 from asyncpp_cli.launch.submission import sbatch
 from asyncpp_cli.launch.submission.sbatch import BatchJob
 from asyncpp_cli.runs.attempts.attempt import Attempt
