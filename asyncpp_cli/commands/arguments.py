@@ -65,36 +65,38 @@ AllowCode = Annotated[
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each annotated field of its parameters that are dataclasses."""
+    """Give a command an option for each annotated field of its parameters that are dataclasses.
+
+    Options that a caller in Python leaves out have their defaults.
+    """
     hints = typing.get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    options: list[tuple[str, Any, Any]] = []
-    names: dict[str, list[str]] = {}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    options_of = {name: _options(group) for name, group in groups.items()}
+    parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
-        if name in groups:
-            of_fields = typing.get_type_hints(groups[name], include_extras=True)
-            entries = [
-                (entry.name, of_fields[entry.name], entry.default)
-                for entry in fields(groups[name])
-                if typing.get_origin(of_fields[entry.name]) is Annotated
-            ]
-            options += entries
-            names[name] = [option for option, _, _ in entries]
-        else:
-            options.append((name, hints[name], parameter.default))
+        parameters += options_of[name] if name in groups else [_option(name, parameter.default, hints[name])]
 
     def expanded(**given: Any) -> None:
         for name, group in groups.items():
-            assert isinstance(group, type)
-            given[name] = group(**{option: given.pop(option) for option in names[name] if option in given})
+            own = {each.name: given.pop(each.name) for each in options_of[name] if each.name in given}
+            given[name] = group(**own)
         command(**given)
 
     expanded.__doc__, expanded.__name__ = command.__doc__, command.__name__
-    expanded.__annotations__ = {name: hint for name, hint, _ in options}
-    expanded.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
-            for name, hint, default in options
-        ]
-    )
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return expanded
+
+
+def _options(group: Any) -> list[inspect.Parameter]:
+    """The annotated fields of a dataclass, as parameters of a command."""
+    hints = typing.get_type_hints(group, include_extras=True)
+    return [
+        _option(field.name, field.default, hints[field.name])
+        for field in fields(group)
+        if typing.get_origin(hints[field.name]) is Annotated
+    ]
+
+
+def _option(name: str, default: Any, hint: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)

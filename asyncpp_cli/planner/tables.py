@@ -54,7 +54,7 @@ class Order:
         if isinstance(self.costs, Roofline):
             device = self.costs.device
             rate = 8 * device.network_gbs
-            node = device.node_gpus
+            node = device.gpus_per_node
             words.append(f"{node} GPU{'s' * (node > 1)} per node")
             each = f"{node * rate:g} Gbit/s per node" if device.shares_adapter else f"{rate:g} Gbit/s per GPU"
             words.append(each)

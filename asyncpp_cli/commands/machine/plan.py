@@ -318,7 +318,7 @@ def _linked(device: Device, links: _Links) -> Device:
     if links.bandwidth is not None:
         device = replace(device, network_gbs=links.bandwidth / 8, shares_adapter=False)
     if links.node_bandwidth is not None:
-        of_gpu = links.node_bandwidth / 8 / device.node_gpus
+        of_gpu = links.node_bandwidth / 8 / device.gpus_per_node
         device = replace(device, network_gbs=of_gpu, shares_adapter=True)
     return device
 

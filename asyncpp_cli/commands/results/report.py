@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from asyncpp_cli.base.atomic_files import is_stream
 from asyncpp_cli.base.console import to_write
 from asyncpp_cli.base.errors import INTERRUPTED, UserError
+from asyncpp_cli.base.outputs import is_stream
 from asyncpp_cli.commands.arguments import with_options
 from asyncpp_cli.report.formats.options import FORMATS, ReportOptions
 
@@ -38,7 +38,7 @@ def report(
     from asyncpp_cli.report.build import watch_report, write_report
 
     if options.watch:
-        options = _of_watched(options, experiments[0])
+        options = _of_rewritten_page(options, experiments[0])
     _check(options)
     if not options.watch:
         write_report(experiments, options)
@@ -49,7 +49,7 @@ def report(
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _of_watched(options: ReportOptions, first: Path) -> ReportOptions:
+def _of_rewritten_page(options: ReportOptions, first: Path) -> ReportOptions:
     """The options of a page that is rewritten: by default in the folder of the first experiment.
 
     Raises:
@@ -75,7 +75,8 @@ def _check(options: ReportOptions) -> None:
     """
     if options.out is not None and options.out.is_dir():
         raise UserError(f"--out {options.out} is a folder; give the name of a file")
-    if options.figures is None and options.assets is None:  # of which it may lie in one, yet to be made
+    # With --figures or --assets the file may lie in a folder that these make.
+    if options.figures is None and options.assets is None:
         to_write(options.out)
     if options.value is not None and options.cols is None:
         raise UserError("--value names the values of columns: --cols KEY,.. is missing")
@@ -85,12 +86,9 @@ def _check(options: ReportOptions) -> None:
         raise UserError(
             f"--figure-width {options.figure_width:g}: accepted: {_NARROWEST:g} to {_WIDEST:g} (inches)"
         )
-    for name, each in FORMATS.items():
-        for option in each.options:
-            if (
-                each is not options.format
-                and getattr(options, option.removeprefix("--").replace("-", "_")) is not None
-            ):
+    for name, other in FORMATS.items():
+        for option in other.options if other is not options.format else ():
+            if getattr(options, option.removeprefix("--").replace("-", "_")) is not None:
                 raise UserError(f"{option} is for --format {name}")
     if options.label is not None and not re.fullmatch(r"[A-Za-z0-9:._-]+", options.label):
         raise UserError(f"--label {options.label}: accepted: letters, digits and : . _ -")

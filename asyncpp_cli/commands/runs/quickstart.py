@@ -49,11 +49,11 @@ def quickstart(
     )
     if rendered.added < len(cells):
         say(f"{folder} exists already: running what is missing.")
-    first = [resolved.cell.id for resolved in cells[:2]]
+    synchronous, delayed = (resolved.cell.id for resolved in cells[:2])
     code = launch_locally(
         rendered.experiment,
         LaunchOptions(),
-        remark=lambda statuses: _what_the_first_showed(statuses, first),
+        remark=lambda statuses: _what_the_first_showed(statuses, synchronous, delayed),
         resume=resume,
     )
     if code == INTERRUPTED:
@@ -72,26 +72,33 @@ def quickstart(
     raise typer.Exit(code)
 
 
-def _what_the_first_showed(statuses: Sequence[tuple[Run, Status]], first: Sequence[str]) -> str:
-    """A sentence on the first two runs, 1f1b and 2bw with one optimizer; empty until both are completed, and
-    where they were completed before this launch."""
+def _what_the_first_showed(statuses: Sequence[tuple[Run, Status]], synchronous: str, delayed: str) -> str:
+    """Sentences on the first two runs, 1f1b and 2bw with one optimizer; empty until both are completed, and
+    where they were completed before this launch.
+
+    Args:
+        statuses: of the runs of this launch.
+        synchronous: id of the run of 1f1b.
+        delayed: id of the run of 2bw.
+    """
     from asyncpp_cli.report.analysis.conditions import CROWDED
     from stages.rows import Segment
 
-    of_first = {run.id: (run, status) for run, status in statuses if run.id in first}
-    if len(of_first) < 2 or any(status.state != State.COMPLETED for _, status in of_first.values()):
+    completed = {run.id: (run, status) for run, status in statuses if status.state == State.COMPLETED}
+    if not {synchronous, delayed} <= completed.keys():
         return ""
-    (run, status), (other, later) = (of_first[run_id] for run_id in first)
-    before, after = run.validation_losses(), other.validation_losses()
-    if not (before and after and status.tokens_per_second and later.tokens_per_second):
+    (run, status), (delayed_run, delayed_status) = completed[synchronous], completed[delayed]
+    losses, delayed_losses = run.validation_losses(), delayed_run.validation_losses()
+    if not (losses and delayed_losses and status.tokens_per_second and delayed_status.tokens_per_second):
         return ""
-    faster = f"{later.tokens_per_second / status.tokens_per_second:.2f}"
-    segments = (row for each in (run, other) for row in each.rows() if isinstance(row, Segment))
-    busy = any((row.load_per_core or 0.0) > CROWDED for row in segments)
-    speed = f"The machine was busy: do not trust its speeds ({faster} times those of 1f1b)." if busy else ""
+    faster = f"{delayed_status.tokens_per_second / status.tokens_per_second:.2f}"
+    segments = (row for each in (run, delayed_run) for row in each.rows() if isinstance(row, Segment))
+    speed = f"With Muon, 2bw trains on {faster} times as many tokens per second as 1f1b."
+    if any((segment.load_per_core or 0.0) > CROWDED for segment in segments):
+        speed = f"The machine was busy: do not trust its speeds ({faster} times those of 1f1b)."
+    loss, delayed_loss = losses[max(losses)], delayed_losses[max(delayed_losses)]
     return (
-        f"{speed or f'With Muon, 2bw trains on {faster} times as many tokens per second as 1f1b.'}\n"
-        f"The validation loss of 2bw is {after[max(after)]:.3f}, that of 1f1b {before[max(before)]:.3f}. "
+        f"{speed}\nThe validation loss of 2bw is {delayed_loss:.3f}, that of 1f1b {loss:.3f}. "
         "Next: error feedback, then AdamW."
     )
 

@@ -52,7 +52,7 @@ class Device:
     adapter per GPU."""
     link_gbs: float = 32.0
     """Bandwidth to another GPU of the node in one direction, 10^9 bytes per second: by default PCIe 4.0."""
-    node_gpus: int = 8
+    gpus_per_node: int = 8
     """GPUs of a node."""
     shares_adapter: bool = False
     """Whether a node has one adapter, of whose rate `network_gbs` is the share of each of its GPUs; otherwise
@@ -75,12 +75,12 @@ class Device:
     @property
     def node_gbs(self) -> float:
         """Network bandwidth of a node, 10^9 bytes per second."""
-        return self.network_gbs * self.node_gpus
+        return self.network_gbs * self.gpus_per_node
 
     def in_nodes(self, gpus: int) -> Device:
         """This GPU in nodes of so many; an adapter that is a node's has the same rate."""
         rate = self.node_gbs / gpus if self.shares_adapter else self.network_gbs
-        return replace(self, node_gpus=gpus, network_gbs=rate)
+        return replace(self, gpus_per_node=gpus, network_gbs=rate)
 
 
 DEVICES: dict[str, Device] = {
@@ -176,7 +176,7 @@ _OWN_KEYS = {
     "link_gbs": "to another GPU of the node, one direction",
     "network_gbs": "to another node, for each GPU",
     "node_gbs": "to another node, for all GPUs of a node",
-    "node_gpus": "GPUs of a node",
+    "gpus_per_node": "GPUs of a node",
     "matrix_share": "of the peak that large products reach",
     "attention_share": "of the peak that attention reaches",
     "latency_us": "of a message",
@@ -227,15 +227,15 @@ def _changed(device: Device, described: Mapping[str, Any], *, key: str) -> Devic
         except (TypeError, ValueError):
             number = 0.0
         largest = 1.0 if entry.endswith("_share") else _LARGEST
-        if not 0 < number <= largest or (entry == "node_gpus" and number % 1):
+        if not 0 < number <= largest or (entry == "gpus_per_node" and number % 1):
             raise UserError(
                 f"{key}: {entry} is {text}; accepted: {_OWN_KEYS[entry]}, above 0, at most {largest:g}"
             )
         numbers[entry] = number
-    if "node_gpus" in numbers:
-        device = device.in_nodes(int(numbers.pop("node_gpus")))
+    if "gpus_per_node" in numbers:
+        device = device.in_nodes(int(numbers.pop("gpus_per_node")))
     if "node_gbs" in numbers:
-        numbers |= {"network_gbs": numbers.pop("node_gbs") / device.node_gpus, "shares_adapter": True}
+        numbers |= {"network_gbs": numbers.pop("node_gbs") / device.gpus_per_node, "shares_adapter": True}
     elif "network_gbs" in numbers:
         numbers["shares_adapter"] = False
     peaks = dict(device.tflops)
@@ -251,9 +251,9 @@ def description(device: Device) -> str:
     named = find_device(device.name, key="")
     is_file = device.name.endswith((".yaml", ".yml"))
     words = [str(Path(device.name).expanduser().resolve()) if is_file else device.name]
-    if device.node_gpus != named.node_gpus:
-        words.append(f"node_gpus={device.node_gpus}")
-        named = named.in_nodes(device.node_gpus)
+    if device.gpus_per_node != named.gpus_per_node:
+        words.append(f"gpus_per_node={device.gpus_per_node}")
+        named = named.in_nodes(device.gpus_per_node)
     if (device.network_gbs, device.shares_adapter) != (named.network_gbs, named.shares_adapter):
         shared = device.shares_adapter
         words.append(f"node_gbs={device.node_gbs:.9g}" if shared else f"network_gbs={device.network_gbs:.9g}")

@@ -53,7 +53,7 @@ class Links:
         return Links(
             within=device.link_gbs * _GIGA * LINK_SHARE,
             between=device.network_gbs * _GIGA * NETWORK_SHARE,
-            node=device.node_gpus,
+            node=device.gpus_per_node,
         )
 
     def ring(self, size: float, ranks: int) -> Exchange:

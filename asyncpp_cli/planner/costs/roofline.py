@@ -175,7 +175,7 @@ class Roofline:
 
     def reduction(self, config: RunConfig, parameters: int) -> float:
         """Reduce-scatter of a stage's gradients and all-gather of its new weights over the data ranks."""
-        node, places = self.device.node_gpus, places_of(config)
+        node, places = self.device.gpus_per_node, places_of(config)
         if places.neighbours == DATA:
             within, stages_in_node = node % places.data == 0, max(1, node // places.data)
         else:
@@ -196,7 +196,7 @@ class Roofline:
     def neighbours(self, config: RunConfig) -> str:
         """Ranks that share nodes (`stages.config.places`), so that less is sent between nodes."""
         stages, data = config.parallel.stages, config.parallel.data
-        if 1 in (stages, data) or stages * data <= self.device.node_gpus:
+        if 1 in (stages, data) or stages * data <= self.device.gpus_per_node:
             return config.site.neighbours
         parameters = describe(config.model).parameter_count // stages
 
@@ -212,7 +212,7 @@ class Roofline:
     def message(self, config: RunConfig, sender: int, receiver: int) -> float:
         """Sending activations or gradients from one rank of a pipeline to another: over the network, unless
         they share a node in every pipeline."""
-        node, places = self.device.node_gpus, places_of(config)
+        node, places = self.device.gpus_per_node, places_of(config)
         within = all(
             places.process(sender, pipeline) // node == places.process(receiver, pipeline) // node
             for pipeline in range(min(places.data, node))
@@ -224,7 +224,7 @@ class Roofline:
 
     def _adapter(self, *, users: int) -> float:
         """Rate to other nodes, bytes per second, where so many share a node's adapter, if it has but one."""
-        shared = self.device.node_gpus / users if self.device.shares_adapter else 1.0
+        shared = self.device.gpus_per_node / users if self.device.shares_adapter else 1.0
         return self.device.network_gbs * _GIGA * shared
 
     @property

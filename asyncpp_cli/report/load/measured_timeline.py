@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from asyncpp_cli.base.errors import DamagedError, UserError
-from asyncpp_cli.report.load.metrics_rows import read_metrics
+from asyncpp_cli.report.load.metrics_rows import Metrics, read_metrics
 from asyncpp_cli.runs.run_folder import Run
 from schedules.actions import Action, Op, Program, parse_action
 from schedules.io.chrome_trace import RankBytes, chrome_trace
@@ -84,39 +84,46 @@ def measured_trace(run: Run) -> dict[str, Any]:
     if measured is None:
         raise UserError(f"{run.folder}: no timeline was measured yet (replays have none)")
     try:
-        metrics = read_metrics(run)
-        start = metrics.starts[-1]
-        if start.microbatches is None or start.rank_of_stage is None:
-            raise KeyError("microbatches, rank_of_stage")
-        program = Program(
-            schedule=run.id,
-            microbatches=start.microbatches,
-            update_interval=start.microbatches,
-            steps=measured.steps,
-            first_step=measured.first_step,
-            rank_of_stage=tuple(start.rank_of_stage),
-            initial_versions=(),
-            final_versions=(),
-            actions=measured.actions,
-        )
-        memory: list[RankBytes] = []
-        begin = drained = 0.0
-        for segment in metrics.segments:
-            begin, drained = drained, segment.seconds
-            for rank in range(program.num_ranks):
-                by_title = _bytes_of_rank(segment.memory or {}, program.rank_of_stage, rank)
-                memory += [
-                    RankBytes(rank=rank, of=title, at=at, kinds=kinds)
-                    for title, kinds in by_title.items()
-                    for at in (begin, drained)
-                ]
-            if segment.first_step == measured.first_step:
-                break
-        last = max(end for ends in measured.ends for end in ends)
-        timeline = measured.timeline(program)
-        return chrome_trace(timeline, begin=max(begin, drained - last), memory=memory)
+        return _trace(run.id, read_metrics(run), measured)
     except (IndexError, KeyError, ValueError) as error:
         raise DamagedError(f"{run.metrics_file} has another form ({error!r})") from error
+
+
+def _trace(run_id: str, metrics: Metrics, measured: MeasuredTimeline) -> dict[str, Any]:
+    """The trace of a measured timeline, which ends where its segment was drained.
+
+    Raises:
+        IndexError, KeyError, ValueError: the metrics have another form.
+    """
+    start = metrics.starts[-1]
+    if start.microbatches is None or start.rank_of_stage is None:
+        raise KeyError("microbatches, rank_of_stage")
+    program = Program(
+        schedule=run_id,
+        microbatches=start.microbatches,
+        update_interval=start.microbatches,
+        steps=measured.steps,
+        first_step=measured.first_step,
+        rank_of_stage=tuple(start.rank_of_stage),
+        initial_versions=(),
+        final_versions=(),
+        actions=measured.actions,
+    )
+    memory: list[RankBytes] = []
+    started = drained = 0.0
+    for segment in metrics.segments:
+        started, drained = drained, segment.seconds
+        for rank in range(program.num_ranks):
+            bytes_by_title = _bytes_of_rank(segment.memory or {}, program.rank_of_stage, rank)
+            memory += [
+                RankBytes(rank=rank, of=title, at=at, kinds=kinds)
+                for title, kinds in bytes_by_title.items()
+                for at in (started, drained)
+            ]
+        if segment.first_step == measured.first_step:
+            break
+    seconds = max(end for ends in measured.ends for end in ends)
+    return chrome_trace(measured.timeline(program), begin=max(started, drained - seconds), memory=memory)
 
 
 def _bytes_of_rank(

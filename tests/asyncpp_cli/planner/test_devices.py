@@ -19,18 +19,18 @@ def test_a_device_of_ones_own_is_keys_or_a_file(tmp_path: Path) -> None:
     known = DEVICES["rtx4090"]
     assert (by_keys.memory_gb, by_keys.bandwidth_gbs, by_keys.link_gbs) == (24, 1008, 32)
     assert by_keys.tflops == {"bfloat16": 165, "float32": 82.5}
-    assert (by_keys.network_gbs, by_keys.node_gpus) == (50, 8)
+    assert (by_keys.network_gbs, by_keys.gpus_per_node) == (50, 8)
     assert abs(by_keys.tflops["bfloat16"] / known.tflops["bfloat16"] - 1) < 0.01
     file = tmp_path / "mine.yaml"
-    file.write_text(OWN.replace("=", ": ").replace(",", "\n") + "\ntflops_float32: 82.6\nnode_gpus: 4\n")
+    file.write_text(OWN.replace("=", ": ").replace(",", "\n") + "\ntflops_float32: 82.6\ngpus_per_node: 4\n")
     by_file = find_device(str(file), key="--device")
-    assert (by_file.tflops["float32"], by_file.node_gpus, by_file.memory_gb) == (82.6, 4, 24)
+    assert (by_file.tflops["float32"], by_file.gpus_per_node, by_file.memory_gb) == (82.6, 4, 24)
 
 
 def test_a_known_device_has_other_links_and_is_found_by_its_description(tmp_path: Path) -> None:
-    shared = find_device("rtx4090,node_gpus=4,node_gbs=1.25", key="--device")
+    shared = find_device("rtx4090,gpus_per_node=4,node_gbs=1.25", key="--device")
     known = DEVICES["rtx4090"]
-    assert (shared.network_gbs, shared.node_gpus, shared.shares_adapter) == (1.25 / 4, 4, True)
+    assert (shared.network_gbs, shared.gpus_per_node, shared.shares_adapter) == (1.25 / 4, 4, True)
     assert (shared.name, shared.tflops, shared.memory_gb) == ("rtx4090", known.tflops, 24)
     of_eight = shared.in_nodes(8)
     assert (of_eight.node_gbs, known.in_nodes(2).network_gbs) == (1.25, known.network_gbs)
@@ -38,7 +38,7 @@ def test_a_known_device_has_other_links_and_is_found_by_its_description(tmp_path
     file.write_text(OWN.replace("=", ": ").replace(",", "\n"))
     for name in ("rtx4090", OWN, str(file)):
         device = find_device(name, key="--device")
-        links = {"network_gbs": 1.25 / 4, "node_gpus": 4, "shares_adapter": True}
+        links = {"network_gbs": 1.25 / 4, "gpus_per_node": 4, "shares_adapter": True}
         for linked in (
             device,
             replace(device, network_gbs=3.0),
@@ -58,7 +58,7 @@ def test_a_known_device_has_other_links_and_is_found_by_its_description(tmp_path
         ("tflops=1e99,memory_gb=24,memory_gbs=1", "tflops is 1e99; accepted"),
         ("tflops=nan,memory_gb=24,memory_gbs=1", "tflops is nan; accepted"),
         ("rtx4090,node_gbit=10", "'node_gbit' is not known; did you mean node_gbs"),
-        (f"{OWN},node_gpus=1.5", "node_gpus is 1.5; accepted"),
+        (f"{OWN},gpus_per_node=1.5", "gpus_per_node is 1.5; accepted"),
         (f"{OWN},matrix_share=2", "matrix_share is 2; accepted: .* at most 1"),
         ("nowhere.yaml", "nowhere.yaml cannot be read"),
     ],

@@ -37,12 +37,18 @@ def fastest(model: str, device: Any, *, gpus: int, tokens: int, limit_gb: float)
     sequences=st.sampled_from([1, 4]),
     limit_gb=st.floats(6.0, 20.0),
     network_gbs=st.floats(2.0, 50.0),
-    node_gpus=st.sampled_from([1, 4]),
+    gpus_per_node=st.sampled_from([1, 4]),
 )
 def test_more_is_not_slower(
-    model: str, device: str, gpus: int, sequences: int, limit_gb: float, network_gbs: float, node_gpus: int
+    model: str,
+    device: str,
+    gpus: int,
+    sequences: int,
+    limit_gb: float,
+    network_gbs: float,
+    gpus_per_node: int,
 ) -> None:
-    gpu = replace(DEVICES[device], network_gbs=network_gbs, node_gpus=node_gpus)
+    gpu = replace(DEVICES[device], network_gbs=network_gbs, gpus_per_node=gpus_per_node)
     asked = {"gpus": gpus, "tokens": 2 * gpus * sequences * 1024, "limit_gb": limit_gb}
     seconds = fastest(model, gpu, **asked)
     # A cut is taken for the sake of memory, and left if another is no faster than this.
@@ -57,7 +63,7 @@ def test_more_is_not_slower(
 @settings(max_examples=3, deadline=None)
 @given(device=st.sampled_from(["h100", "rtx4090"]), network_gbs=st.floats(0.5, 4.0))
 def test_a_faster_network_is_faster_between_nodes_of_one_gpu(device: str, network_gbs: float) -> None:
-    gpu = replace(DEVICES[device], network_gbs=network_gbs, node_gpus=1)
+    gpu = replace(DEVICES[device], network_gbs=network_gbs, gpus_per_node=1)
     asked = {"gpus": 4, "tokens": 4 * 4 * 1024, "limit_gb": 20.0}
     seconds = fastest("135m", gpu, **asked)
     assert fastest("135m", replace(gpu, network_gbs=2 * network_gbs), **asked) < seconds

@@ -389,7 +389,7 @@ def test_estimates_are_shared_by_cells_that_differ_in_what_changes_neither_memor
 def test_what_a_step_loses_to_the_network_is_what_it_takes_longer_than_without() -> None:
     config = layout_of("135m", "1f1b", stages=1, data=2)
     slow, fast = (
-        replace(COSTS, device=replace(COSTS.device, network_gbs=gbs, node_gpus=1)) for gbs in (1, 1e9)
+        replace(COSTS, device=replace(COSTS.device, network_gbs=gbs, gpus_per_node=1)) for gbs in (1, 1e9)
     )
     planned_for, free = (estimate(config, costs, limit_gb=None) for costs in (slow, fast))
     expected = 1 - free.step.seconds / planned_for.step.seconds
@@ -454,7 +454,7 @@ def test_no_step_is_shorter_than_its_bound_where_reductions_take_longest(
 ) -> None:
     """The last stage's reduction, if it is the longest, overlaps with the backward of the first."""
     config = changed(layout_of("135m", name, stages=2, data=2, microbatches=1), {"parallel.cut": cut})
-    shared = Shared(COSTS.over(node_gpus=1, network_gbs=2.0))
+    shared = Shared(COSTS.over(gpus_per_node=1, network_gbs=2.0))
     times, seconds = shared.times(config, cut), own_estimate(config, shared).step.seconds
     assert max(times.reduction) > 0.5 * seconds
     assert 0.8 * seconds < least_with(config, shared, times) <= (1 + 1e-9) * seconds

@@ -80,7 +80,9 @@ def test_a_template_has_the_machine_of_its_plan(tmp_path: Path) -> None:
     words = (*SMALL, *FEW, *size, *links)
     succeeded(*words, "--as-template", file)
     sites = {cell.config.site for cell in expand(load(str(file), []))}
-    assert {(site.gpu, site.memory_gb) for site in sites} == {("rtx4090,node_gpus=2,node_gbs=0.0625", 5.0)}
+    assert {(site.gpu, site.memory_gb) for site in sites} == {
+        ("rtx4090,gpus_per_node=2,node_gbs=0.0625", 5.0)
+    }
     rows = json.loads(succeeded(*words, "--json").output)
     again = json.loads(succeeded("plan", file, *FEW, *size, "--json").output)
     numbers = [[row["step_time"], row["memory_gb"], row["neighbours"]] for row in rows]
@@ -122,7 +124,7 @@ def test_the_title_says_what_is_assumed() -> None:
 
 def test_the_gpus_of_a_node_share_its_adapter() -> None:
     """One pipeline has all of it for its messages, four share it; so do the reductions of stages."""
-    node = COSTS.over(node_gpus=4, network_gbs=1.25 / 4, shares_adapter=True)
+    node = COSTS.over(gpus_per_node=4, network_gbs=1.25 / 4, shares_adapter=True)
     config = layout_of("360m", "1f1b", stages=8, data=1, microbatches=8)
     latency = node.device.latency_us / 1e6
     alone = node.message(config, 3, 4) - latency

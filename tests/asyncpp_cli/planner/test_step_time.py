@@ -122,13 +122,13 @@ def test_a_long_update_does_not_hide_that_further_microbatches_wait_for_messages
 def test_a_message_takes_the_link_between_its_ranks() -> None:
     """Two nodes of four ranks: the boundary between them alone is slow."""
     config = layout_of("7b", "1f1b", stages=8, microbatches=16)
-    costs = COSTS.over(node_gpus=4, network_gbs=1.0)
+    costs = COSTS.over(gpus_per_node=4, network_gbs=1.0)
     messages = Shared(costs).times(config, own_cut_of(config)).message
     assert messages[3] == max(messages)
     assert messages[3] > 20 * messages[0]
     assert [each for number, each in enumerate(messages[:7]) if number != 3] == [messages[0]] * 6
     near, far, some = (
-        own_estimate(config, Shared(COSTS.over(node_gpus=node, network_gbs=1.0))).step.seconds
+        own_estimate(config, Shared(COSTS.over(gpus_per_node=node, network_gbs=1.0))).step.seconds
         for node in (8, 1, 4)
     )
     assert near < some < far

@@ -488,7 +488,7 @@ def test_steps_are_carried_over_to_a_planned_run() -> None:
 @pytest.mark.slow
 def test_steps_are_carried_over_to_the_machine_of_a_template(tmp_path: Path) -> None:
     found = verdicts(cells(ratio=1.1, speed=1.3))
-    gpu, size = "rtx4090,node_gpus=2,node_gbs=0.25", {"gpus": 4, "tokens_per_step": 2**14}
+    gpu, size = "rtx4090,gpus_per_node=2,node_gbs=0.25", {"gpus": 4, "tokens_per_step": 2**14}
     template = tmp_path / "decides.yaml"
     lines = {
         "schedule": "1f1b",
@@ -512,7 +512,9 @@ def test_steps_are_carried_over_to_the_machine_of_a_template(tmp_path: Path) -> 
     assert carried.speed == given.speed
     assert carried.target == Target(model="135m", device=gpu, **size)
     assert carried.delayed.config.data.context == 512
-    [faster] = transfers(found, Target(model=str(template), gpus=4, device="rtx4090,node_gpus=2,node_gbs=25"))
+    [faster] = transfers(
+        found, Target(model=str(template), gpus=4, device="rtx4090,gpus_per_node=2,node_gbs=25")
+    )
     assert faster.delayed.step.seconds < carried.delayed.step.seconds
 
 
