@@ -40,17 +40,6 @@ def impulse_response(chosen: Filter, *, length: int = 4000) -> np.ndarray:
     return updates + chosen.coefficient * np.diff(updates, prepend=0.0)
 
 
-@pytest.mark.parametrize(
-    ("beta", "weight", "synchronous", "delayed"), [(0.9, 1.0, "38", "1"), (0.95, 0.95, "27", "3.7")]
-)
-def test_plain_momentum_loses_far_more_than_nesterovs(
-    beta: float, weight: float, synchronous: str, delayed: str
-) -> None:
-    chosen = Filter(beta, weight, 0.0)
-    assert f"{limit(chosen, delay=0):.2g}" == synchronous
-    assert f"{limit(chosen, delay=1):.2g}" == delayed
-
-
 @given(beta=st.floats(0.0, 0.99), delay=st.integers(0, 8), coefficient=st.floats(0.0, 2.0))
 def test_the_family_holds_the_forms_of_momentum(beta: float, delay: int, coefficient: float) -> None:
     for form, weight in (("ema", 1.0), ("nesterov-ema", beta)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -77,64 +76,6 @@ def test_interleaved_rounds_longer_than_the_ranks_need_room_for_the_difference()
     verify(program, channel_capacity=3)
     with pytest.raises(ValueError, match="deadlock"):
         verify(program, channel_capacity=2)
-
-
-@QUICK
-@given(programs())
-@pytest.mark.slow
-def test_every_microbatch_is_forwarded_and_backwarded_once_at_every_stage(program):
-    first = program.first_step * program.microbatches
-    due = Counter(range(first, first + program.steps * program.microbatches))
-    for stage in stages_of(program):
-        done = {op: Counter(a.microbatch for a in program.stage_actions(stage) if a.op is op) for op in Op}
-        if stage > program.loss_stage:
-            assert done[Op.HEAD] == done[Op.HEAD_WEIGHT] == due
-            continue
-        assert done[Op.FORWARD] == due
-        assert done[Op.BACKWARD] + done[Op.BACKWARD_INPUT] == due
-        assert done[Op.BACKWARD] + done[Op.BACKWARD_WEIGHT] == due
-
-
-@QUICK
-@given(programs())
-@pytest.mark.slow
-def test_versions_are_written_once_in_order_and_read_after(program):
-    for stage in stages_of(program):
-        newest = program.initial_versions[-1]
-        readable = set(program.initial_versions)
-        for action in program.stage_actions(stage):
-            if action.op is Op.UPDATE:
-                assert action.version == newest + 1
-                newest += 1
-                readable.add(newest)
-            else:
-                assert action.version in readable
-        assert newest == program.final_versions[-1]
-        assert set(program.final_versions) <= readable
-
-
-@QUICK
-@given(programs())
-@pytest.mark.slow
-def test_an_update_gathers_the_microbatches_of_its_interval(program):
-    """Of a tied head's shard T of the next update may come before, but no G."""
-    for stage in stages_of(program):
-        is_tied = program.tied_shards and stage > program.loss_stage
-        gathered, embedded = [], []
-        for action in program.stage_actions(stage):
-            if action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT, Op.HEAD_WEIGHT):
-                gathered.append(action.microbatch)
-            elif action.op is Op.EMBED_WEIGHT:
-                embedded.append(action.microbatch)
-            elif action.op is Op.UPDATE:
-                first = (action.version - 1) * program.update_interval
-                due = list(range(first, first + program.update_interval))
-                ahead = [microbatch for microbatch in gathered if is_tied and microbatch > due[-1]]
-                assert sorted(gathered) == due + sorted(ahead)
-                assert len(ahead) <= program.update_interval
-                assert sorted(embedded) == due * is_tied
-                gathered, embedded = ahead, []
-        assert gathered == embedded == []
 
 
 @QUICK

@@ -224,13 +224,6 @@ def test_an_update_by_the_global_norm_waits_for_the_slowest_stage():
         assert (timeline.starts[rank][place], timeline.ends[rank][place]) == (6.5, 6.75)
 
 
-def test_messages_of_a_channel_go_one_after_another():
-    program = build("gpipe", stages=2, microbatches=2, steps=1)
-    timeline = simulate(program, replace(uniform_costs(program, latency=1.0), transfer=3.0))
-    # The activations leave at 1-4 and 4-7 and arrive at 5 and 8.
-    assert [timeline.starts[1][place] for place in range(2)] == [5.0, 8.0]
-
-
 def test_messages_that_a_rank_sends_or_receives_at_once_share_its_link():
     def transfer(sender, receiver):
         channel = Channel(sender, receiver, Kind.ACTIVATIONS)

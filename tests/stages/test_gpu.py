@@ -13,7 +13,7 @@ import torch
 from support.small_runs import Rows, in_processes, replayed, small_config
 
 from stages.comm.process import Process
-from stages.config.run_config import RunConfig, changed
+from stages.config.run_config import RunConfig
 from stages.model.compiler import missing_for_compile
 from stages.model.gradients.weight_gradient import add_product, add_rows
 from stages.model.grouped import add_stack_gradient
@@ -29,8 +29,7 @@ pytestmark = [
 def test_a_gpu_agrees_with_a_cpu() -> None:
     losses = []
     for device in ("cpu", "cuda"):
-        config = small_config("2bw", precision="float64", coefficient=1.0)
-        config = changed(config, {"site.device": device})
+        config = small_config("2bw", precision="float64", coefficient=1.0, **{"site.device": device})
         losses.append([row["train_loss"] for row in replayed(config).of_kind("step")])
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
 

@@ -29,6 +29,7 @@ from stages.config.run_config import (
     RunConfig,
     ScheduleConfig,
     TrainConfig,
+    changed,
 )
 from stages.config.segments import segment_program
 from stages.data.dataset import prepare
@@ -79,6 +80,7 @@ def small_config(
     ema_decay: float | None = None,
     vocab_size: int = 256,
     documents: bool = False,
+    **settings: Any,
 ) -> RunConfig:
     """A run of a tiny model, with the settings that its schedule needs.
 
@@ -90,6 +92,7 @@ def small_config(
         layers: as many as stages, and at least four.
         clip: by stage where stages update on their own, else globally.
         documents: attention within documents.
+        settings: further settings by their dotted keys.
     """
     facts = FAMILY.get(schedule)
     if chunks is None:
@@ -142,8 +145,10 @@ def small_config(
     if documents:
         config = with_documents(config)
     if family == "experts":
-        return with_experts(config, shared_experts=1, dense_layers=1)
-    return with_mup(config) if family == "mup" else config
+        config = with_experts(config, shared_experts=1, dense_layers=1)
+    if family == "mup":
+        config = with_mup(config)
+    return changed(config, settings)
 
 
 def with_documents(config: RunConfig) -> RunConfig:
@@ -151,9 +156,9 @@ def with_documents(config: RunConfig) -> RunConfig:
     return replace(config, data=replace(config.data, document_mask=True, end_of_document=ord(" ")))
 
 
-def with_experts(config: RunConfig, **changed: Any) -> RunConfig:
+def with_experts(config: RunConfig, **further: Any) -> RunConfig:
     """The same run with a mixture of experts: 6 experts, of which a token meets 2."""
-    settings = {"experts": 6, "active_experts": 2, "expert_width": 12} | changed
+    settings = {"experts": 6, "active_experts": 2, "expert_width": 12} | further
     return replace(config, model=replace(config.model, **settings))
 
 

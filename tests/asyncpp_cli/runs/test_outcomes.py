@@ -31,7 +31,6 @@ from asyncpp_cli.runs.processes import process_id, this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
 from stages.comm.rendezvous.client import GoneError
-from stages.config.run_config import changed
 from stages.rows import Start
 
 
@@ -72,8 +71,7 @@ def test_a_run_is_completed_when_every_rank_ended_well(run: Run) -> None:
 def test_what_status_json_said_is_told_by_the_attempt_when_it_is_removed(
     run: Run, codes: tuple[int, int]
 ) -> None:
-    config = small_config(text=run.folder)
-    config = changed(config, {"train.steps": 5})
+    config = small_config(text=run.folder, **{"train.steps": 5})
     run.config_file.write_text(config_text(config))
     attempt = claimed(run, processes=2, replay=False, steps=5)
     for rank in range(2):
@@ -212,8 +210,7 @@ def test_the_end_of_an_attempt_is_not_taken_for_that_of_the_next(run: Run) -> No
 def test_a_run_elsewhere_is_over_when_its_lease_is_by_the_file_servers_clock(
     lease: float, state: State, run: Run, tmp_path: Path
 ) -> None:
-    config = small_config(text=tmp_path)
-    config = changed(config, {"site.lease": lease})
+    config = small_config(text=tmp_path, **{"site.lease": lease})
     run.config_file.write_text(config_text(config))
     attempt = claimed(run, processes=1, replay=False, steps=5)
     elsewhere = replace(this_process(), host="elsewhere")

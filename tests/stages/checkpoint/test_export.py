@@ -252,8 +252,7 @@ def test_files_are_cut_by_size_and_the_index_names_each_weight_once(tmp_path: Pa
 
 
 def test_models_that_transformers_cannot_represent_are_refused(tmp_path: Path) -> None:
-    capped = small_config(steps=1)
-    capped = changed(capped, {"model.logit_softcap": 30.0})
+    capped = small_config(steps=1, **{"model.logit_softcap": 30.0})
     biased = with_experts(small_config("2bw"), router_score="softmax", balance_rate=0.05)
     biased = changed(biased, {"model.family": "qwen3"})
     for number, (config, says) in enumerate(

@@ -14,7 +14,7 @@ from support.small_runs import Rows, in_processes, small_config
 
 from stages.checkpoint.initial_weights import WEIGHTS_FILE, content_sha256
 from stages.comm.process import Process
-from stages.config.run_config import RunConfig, changed
+from stages.config.run_config import RunConfig
 from stages.trainer import replay, train
 
 
@@ -40,8 +40,7 @@ def train_here(process: Process, config: RunConfig) -> None:
 def test_one_process_per_machine_reads_all_of_them_and_a_change_ends_every_process(tmp_path: Path) -> None:
     given = tmp_path / "given"
     given.mkdir()
-    config = small_config("2bw", stages=1, data=2, lr=1e-30)
-    config = changed(config, {"optimizer.weight_decay": 0.0})
+    config = small_config("2bw", stages=1, data=2, lr=1e-30, **{"optimizer.weight_decay": 0.0})
     weights = replay(replace(config, seed=7), recorder=Rows()).weights
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, given / WEIGHTS_FILE)
     whole = replace(config, model=replace(config.model, init=str(given), init_sha256=content_sha256(given)))

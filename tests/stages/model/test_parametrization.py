@@ -215,8 +215,7 @@ def test_initial_values_follow_the_width_in_blocks_and_the_base_depth() -> None:
 
 
 def test_rates_decays_and_epsilons_follow_the_size() -> None:
-    config = small_config(optimizer="muon", lr=1e-3)
-    config = changed(config, {"optimizer.weight_decay": 0.1})
+    config = small_config(optimizer="muon", lr=1e-3, **{"optimizer.weight_decay": 0.1})
     config = changed(config, {"model": replace(config.model, **FOURTH)})
     named = dict(whole_model(config, dtype=torch.float32).named_parameters())
 

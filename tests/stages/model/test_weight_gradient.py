@@ -218,8 +218,7 @@ def test_a_copy_would_be_seen(case: str, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_reduction_in_a_backward_hears_of_gradients_that_are_whole(tied: bool) -> None:
     """Autograd reports a parameter after the backwards of all its uses, whoever adds the gradient."""
-    config = small_config(stages=1, precision="bfloat16")
-    config = changed(config, {"model.tied": tied})
+    config = small_config(stages=1, precision="bfloat16", **{"model.tied": tied})
     (rank,) = ranks_of(config)
     weights = rank.stages[0].weights
     views, parameters = weights.gradient_buffer.views, weights.newest().parameters

@@ -160,8 +160,7 @@ def test_capture_leaves_nothing_behind() -> None:
 
 @pytest.mark.usefixtures("recording")
 def test_the_plan_counts_slots() -> None:
-    config = small_config(**settings(schedule="2bw-v", precision="bfloat16"))
-    config = changed(config, {"site.device": "cuda"})
+    config = small_config(**settings(schedule="2bw-v", precision="bfloat16"), **{"site.device": "cuda"})
     plain = planned_memory(config)
     graphed(config)
     cuts = cut_of(config)

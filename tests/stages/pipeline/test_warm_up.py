@@ -11,7 +11,6 @@ from support.training_cases import named
 from torch import Tensor
 
 from optimizers import NAMES
-from stages.config.run_config import changed
 from stages.pipeline.executor import RankExecutor
 from stages.pipeline.warm_up import warm_up_ranks
 from stages.resolve.facts import facts
@@ -77,8 +76,7 @@ def test_it_steps_once_and_leaves_nothing_behind(case: dict[str, str]) -> None:
 
 def test_memory_is_rehearsed_after_graphs_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture gives back all memory that torch keeps, pinned memory too, which a run must not allocate."""
-    config = small_config("2bw", stages=1, layers=2)
-    config = changed(config, {"train.cuda_graphs": True})
+    config = small_config("2bw", stages=1, layers=2, **{"train.cuda_graphs": True})
     ranks = ranks_of(config)
     done: list[str] = []
     monkeypatch.setattr(RankExecutor, "capture", lambda executor, programs, **shapes: done.append("capture"))

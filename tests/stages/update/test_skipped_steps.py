@@ -93,8 +93,7 @@ def give_up(process: Process, config: RunConfig) -> tuple[str, int]:
 
 @pytest.mark.slow
 def test_all_processes_of_a_run_end_with_the_same_reason() -> None:
-    config = small_config("2bw", data=2, steps=9)
-    config = changed(config, {"train.max_skipped": 3})
+    config = small_config("2bw", data=2, steps=9, **{"train.max_skipped": 3})
     ends = [end for (end,) in in_processes(give_up, [config], size=4)]
     assert {reason for reason, _ in ends} == {ends[0][0]}
     assert ends[0][0].startswith("the gradient was not finite in 3 updates in a row, up to update 5")
@@ -107,8 +106,7 @@ def test_weights_that_are_not_finite_are_named(
     schedule: str, clip: str, data: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the gradient, which is not finite because of them. Stage 0 is skipped first, or only."""
-    config = small_config(schedule, data=data, layers=2, clip=clip, steps=20)
-    config = changed(config, {"train.max_skipped": 3})
+    config = small_config(schedule, data=data, layers=2, clip=clip, steps=20, **{"train.max_skipped": 3})
     apply = StageUpdate.apply
 
     def spoiled(self: StageUpdate, gradient: GradientBuffer, *, version: int, **given: Any) -> UpdateResult:
