@@ -8,7 +8,6 @@ from support.optimizer_references import parameters
 
 from optimizers.build import build_optimizer
 from optimizers.rules.basis_rotation import stage_aware_intervals
-from optimizers.rules.soap import eigenbasis, refresh, reorder, rotate, rotate_back
 
 SQUARE = "blocks.0.attention.wq.weight"
 WIDE = "blocks.0.mlp.down.weight"
@@ -17,49 +16,6 @@ TALL = "blocks.0.mlp.up.weight"
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def covariance(count: int, size: int) -> torch.Tensor:
-    x = draw(count, size, 3 * size)
-    return torch.bmm(x, x.mT)
-
-
-def off_diagonal(matrices: torch.Tensor) -> float:
-    return float((matrices - torch.diag_embed(matrices.diagonal(dim1=-2, dim2=-1))).abs().max())
-
-
-def test_eigenbasis_diagonalizes_in_descending_order() -> None:
-    symmetric = covariance(3, 5)
-    basis = eigenbasis(symmetric)
-    rotated = basis.mT @ symmetric @ basis
-    values = rotated.diagonal(dim1=-2, dim2=-1)
-    assert off_diagonal(rotated) < 1e-10
-    assert bool((values.diff(dim=-1) <= 0).all())
-    torch.testing.assert_close(basis.mT @ basis, torch.eye(5, dtype=torch.float64).expand(3, 5, 5))
-
-
-def test_power_iteration_approaches_the_eigenbasis() -> None:
-    symmetric = covariance(2, 4)
-    basis = eigenbasis(covariance(2, 4) + draw(2, 4, 4, seed=3).square().sum(-1).diag_embed())
-    before = off_diagonal(basis.mT @ symmetric @ basis)
-    for _ in range(300):
-        basis, _ = refresh(symmetric, basis, rank=4)
-    assert off_diagonal(basis.mT @ symmetric @ basis) < 1e-6 < before
-
-
-def test_rotating_back_undoes_rotating() -> None:
-    left, right, x = eigenbasis(covariance(2, 4)), eigenbasis(covariance(2, 6)), draw(2, 4, 6)
-    torch.testing.assert_close(rotate_back(rotate(x, left, right), left, right), x)
-    torch.testing.assert_close(rotate(x, left, None), left.mT @ x)
-
-
-def test_second_moments_follow_the_sorting_of_their_basis() -> None:
-    """Rows of an array that belong to basis vectors move with them."""
-    basis, values = torch.eye(3, dtype=torch.float64)[None], draw(1, 3, 4).square()
-    _, order = refresh(torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64))[None], basis, rank=3)
-    assert order.tolist() == [[1, 2, 0]]
-    assert torch.equal(reorder(values, order, -2)[0], values[0][[1, 2, 0]])
-    assert torch.equal(reorder(values.mT, order, -1)[0], values[0].T[:, [1, 2, 0]])
 
 
 @pytest.mark.parametrize("name", [SQUARE, WIDE, TALL])

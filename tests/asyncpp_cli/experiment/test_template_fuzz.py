@@ -19,6 +19,8 @@ from optimizers import NAMES as OPTIMIZERS
 from schedules import NAMES as SCHEDULES
 from stages.resolve.checks import check
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("_here")]
+
 BASE: dict[str, Any] = {
     "matrix": {"schedule": ["2bw"], "optimizer": ["adamw"]},
     "model": "micro",
@@ -108,29 +110,23 @@ def _here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASYNCPP_CACHE", str(folder / "cache"))
 
 
-@pytest.mark.usefixtures("_here")
 @settings(max_examples=30)
 @given(template=templates, more=settings_)
-@pytest.mark.slow
 def test_any_template(template: dict[str, Any], more: dict[str, Any]) -> None:
     refused_or_trainable(yaml.safe_dump({**BASE, **template, **more}, allow_unicode=True), [])
 
 
-@pytest.mark.usefixtures("_here")
 @settings(max_examples=30)
 @given(changes=st.lists(st.tuples(keys, values.map(str) | st.text(max_size=12)), min_size=1, max_size=3))
-@pytest.mark.slow
 def test_any_override(changes: list[tuple[str, str]]) -> None:
     refused_or_trainable(yaml.safe_dump(BASE), [f"{key}={value}" for key, value in changes])
 
 
-@pytest.mark.usefixtures("_here")
 @settings(max_examples=30)
 @given(
     place=st.integers(0, 150),
     junk=st.text(max_size=6) | st.sampled_from(JUNK),
 )
-@pytest.mark.slow
 def test_any_text(place: int, junk: str) -> None:
     text = yaml.safe_dump(BASE)
     refused_or_trainable(text[:place] + junk.encode(errors="replace").decode() + text[place:], [])

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as replace_fields
 from support.attempts import claimed, submitted
-from support.cluster_runs import HABITS
 from support.command_line import asyncpp, refusal, succeeded
 from support.files import edit, write_program
 from support.report_experiment import ExperimentFolder, settings
@@ -266,6 +265,23 @@ def test_later_submissions_sort_behind_earlier_ones(
     assert made == sorted(made)
 
 
+OF_SRUN = (
+    "ACCOUNT ACCTG_FREQ BCAST BCAST_EXCLUDE BURST_BUFFER CLUSTERS COMPRESS CONSTRAINT CORE_SPEC CPU_BIND "
+    "DEBUG DEBUG_FLAGS DELAY_BOOT DEPENDENCY DISABLE_STATUS DISTRIBUTION DIST_PLANESIZE EPILOG EXACT "
+    "EXCLUSIVE EXIT_ERROR EXIT_IMMEDIATE EXPORT_ENV GRES GRES_FLAGS IMMEDIATE KILL_BAD_EXIT LABELIO "
+    "MEM_BIND MPI_TYPE NETWORK NO_KILL OPEN_MODE OVERLAP PARTITION PMI_KVS_NO_DUP_KEYS POWER PROLOG QOS "
+    "REMOTE_CWD REQ_SWITCH RESERVATION RESV_PORTS SEND_LIBS SIGNAL SPREAD_JOB SRUN_REDUCE_TASK_EXIT_MSG "
+    "STDERRMODE STDINMODE STDOUTMODE STEP_GRES TASK_EPILOG TASK_PROLOG TEST_EXEC THREADS THREAD_SPEC "
+    "TIMELIMIT UNBUFFEREDIO USE_MIN_NODES WAIT WAIT4SWITCH WCKEY WORKING_DIR"
+)
+READ_BY_SRUN = {f"SLURM_{name}" for name in OF_SRUN.split()}
+READ_BY_SRUN |= {"SLURMD_DEBUG", "SRUN_CONTAINER", "SRUN_CPUS_PER_TASK", "SRUN_EXPORT_ENV"}
+"""Variables with which users set options of srun."""
+HABITS = READ_BY_SRUN | {"SLURM_BITSTR_LEN", "SLURM_TIME_FORMAT", "SACCT_LOCAL", "SCANCEL_STATE"}
+HABITS |= {"SCONTROL_ALL", "SINFO_FORMAT", "SQUEUE_STATES", "SBATCH_ARRAY_INX"}
+"""These and one of each other command."""
+
+
 def test_no_habit_of_the_user_reaches_a_command_of_slurm(
     commands: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,7 +290,7 @@ def test_no_habit_of_the_user_reaches_a_command_of_slurm(
     (run,) = made(commands, State.PENDING).runs
     given = {"SLURM_CONF": "/etc/x", "SLURM_JWT": "secret", "HOME": str(commands), "SQUEUE_LATER": "1"}
     of_job = {"SLURM_JOB_ID": "7", "SLURM_GPUS": "1", "SLURM_HINT": "nomultithread"}
-    for name, value in (HABITS | given | of_job).items():
+    for name, value in (dict.fromkeys(HABITS, "4") | given | of_job).items():
         monkeypatch.setenv(name, value)
     slurm.accounted_jobs(["a"], since=0)
     slurm.cancel(["7"])
@@ -294,16 +310,13 @@ def test_no_habit_of_the_user_reaches_a_command_of_slurm(
     assert len(environments) == 7
     of_srun = environments.pop("srun")
     assert of_srun.keys() >= (given.keys() | of_job.keys()) - {"SQUEUE_LATER"}
-    read_by_srun = {name for name in HABITS if name.startswith(("SLURM_", "SLURMD_", "SRUN_"))}
-    # Which srun does not read.
-    read_by_srun -= {"SLURM_BITSTR_LEN", "SLURM_CONF_OUT", "SLURM_TIME_FORMAT", "SLURM_TOPO_LEN"}
-    assert of_srun.keys() & read_by_srun == set()
+    assert of_srun.keys() & READ_BY_SRUN == set()
     for name, environment in environments.items():
         assert environment.items() >= {"SLURM_CONF": "/etc/x", "SLURM_JWT": "secret"}.items(), name
-        assert environment.keys() & (HABITS.keys() | of_job.keys()) == {"SLURM_BITSTR_LEN"}, name
+        assert environment.keys() & (HABITS | of_job.keys()) == {"SLURM_BITSTR_LEN"}, name
         assert (environment["SLURM_BITSTR_LEN"], "SQUEUE_LATER" in environment) == ("0", False)
     words = job._command(site, commands)
-    assert {f"--unset={name}" for name in read_by_srun} <= set(words[: words.index("srun")])
+    assert {f"--unset={name}" for name in READ_BY_SRUN} <= set(words[: words.index("srun")])
 
 
 @pytest.mark.slow

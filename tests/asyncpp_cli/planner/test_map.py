@@ -22,11 +22,12 @@ from asyncpp_cli.planner.listing import KINDS, listed
 from asyncpp_cli.planner.rank import best_first
 from asyncpp_cli.planner.shared import Shared
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("model", "gpus", "tokens", "limit"), [("135m", 2, 2**13, 75.0), ("360m", 4, 2**13, 7.0)]
 )
-@pytest.mark.slow
 def test_a_point_has_the_layouts_of_plan(model: str, gpus: int, tokens: int, limit: float) -> None:
     base = base_of(model, []).config
     settings = {"gpus": gpus, "tokens_per_step": tokens, "names": CONSIDERED, "limit_gb": limit}
@@ -40,7 +41,6 @@ def test_a_point_has_the_layouts_of_plan(model: str, gpus: int, tokens: int, lim
     assert more is None or more.step.seconds < slower
 
 
-@pytest.mark.slow
 def test_the_readme_says_what_is_planned() -> None:
     text = " ".join((Path(__file__).parents[3] / "README.md").read_text().split())
     found = re.search(
@@ -62,7 +62,6 @@ def test_the_readme_says_what_is_planned() -> None:
         assert round(100 * saved) == int(expected)
 
 
-@pytest.mark.slow
 def test_several_processes_plan_the_same_map() -> None:
     base = base_of("360m", []).config
     settings = {"gpus": 8, "tokens_per_step": [2**14, 2**15], "costs": COSTS, "limit_gb": 20.0}
@@ -71,7 +70,6 @@ def test_several_processes_plan_the_same_map() -> None:
     assert alone == shared
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are read from Linux's /proc")
 def test_processes_end_with_a_map_that_is_killed() -> None:
     command = [sys.executable, "-m", "asyncpp_cli", "plan", "7b", "--gpus", "64", "--map", "--json"]
@@ -94,7 +92,6 @@ def _ticks(process: str) -> int:
     return 0 if state == "Z" else int(fields[10]) + int(fields[11])
 
 
-@pytest.mark.slow
 def test_the_command_prints_draws_and_writes(tmp_path: Path) -> None:
     command = ["plan", "135m", "--gpus", "4", "--map", "--tokens-per-step", "16384"]
     command += ["--schedule", "zb-v", "--schedule", "2bw"]

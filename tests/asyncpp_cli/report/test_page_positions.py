@@ -5,16 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import CHROMIUM, Page, browser, needs_chromium
+from support.browser import Page
 from support.command_line import succeeded
 from support.report_experiment import ExperimentFolder, cells_of, metrics, settings
 
 from asyncpp_cli.runs.status import State, Status
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 LENGTHS = (4, 6, 8, 12, 16)
 RATES = (0.001, 0.002, 0.004, 0.008, 0.016)
@@ -90,15 +91,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(written: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium (apt-get install chromium)")
-    with browser(tmp_path_factory.mktemp("profile")) as opened:
-        opened.open(written)
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def cells(written: Path) -> dict[str, dict[str, Any]]:
     """The record of each cell, by the arm's name without blanks, as labels of several lines have it."""
     text = re.search(r'id="data">(.*)</script>', written.read_text(encoding="utf-8"))
@@ -131,8 +123,6 @@ def scale(ticks: list[list[Any]], place: int) -> Any:
     return lambda pixel: number(one) + (pixel - first[place]) * per_pixel
 
 
-@needs_chromium
-@pytest.mark.slow
 @pytest.mark.parametrize("all_arms", [True, False])
 def test_every_row_is_drawn_beside_its_label(page: Page, cells: dict[str, Any], *, all_arms: bool) -> None:
     def rows(chart: str, of: str) -> tuple[dict[str, Any], list[Any]]:
@@ -164,8 +154,6 @@ def test_every_row_is_drawn_beside_its_label(page: Page, cells: dict[str, Any], 
         assert [y for _, y in trace] == pytest.approx([y for _, _, y in found["y"]], abs=2)
 
 
-@needs_chromium
-@pytest.mark.slow
 def test_every_line_ends_where_its_arm_does(page: Page, cells: dict[str, Any]) -> None:
     page.value("document.querySelector('[data-kind=val]').click()")
     for chart, field, further in (("loss", "val_loss", 0), ("validation-loss-web", "web.val_loss", 0)):
@@ -181,8 +169,6 @@ def test_every_line_ends_where_its_arm_does(page: Page, cells: dict[str, Any]) -
     assert page.messages == []
 
 
-@needs_chromium
-@pytest.mark.slow
 def test_a_chart_is_saved_as_numbers_and_losses_have_a_log_axis(page: Page, cells: dict[str, Any]) -> None:
     page.value("URL.createObjectURL = (blob) => { window.saved = blob; return '#'; }; 0")
     button = "document.querySelector('#throughput-chart [data-title=\"Download the numbers as CSV\"]')"
@@ -200,8 +186,6 @@ def test_a_chart_is_saved_as_numbers_and_losses_have_a_log_axis(page: Page, cell
     assert page.messages == []
 
 
-@needs_chromium
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(page: Page, written: Path, scheme: str) -> None:
     axe = pytest.importorskip("axe_core_python", reason="no axe-core (pip install axe-core-python)")
@@ -215,8 +199,6 @@ def test_axe_finds_nothing(page: Page, written: Path, scheme: str) -> None:
     assert found == []
 
 
-@needs_chromium
-@pytest.mark.slow
 def test_no_button_sends_anything(page: Page, written: Path) -> None:
     """Also none of plotly's: a chart would go to another address by a window of its own."""
     page.requests.clear()

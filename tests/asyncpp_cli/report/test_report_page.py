@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import CHROMIUM, Page, browser, needs_chromium
+from support.browser import Page, browser, needs_chromium
 from support.command_line import succeeded
 from support.report_experiment import ExperimentFolder, metrics, settings
 from support.rows import step_row
@@ -76,15 +75,6 @@ def test_the_page_is_small_and_links_to_the_runs(written: Path) -> None:
     inside = [link for link in links if link.startswith("experiment/")]
     assert len(inside) == 6
     assert all((written.parent / link).is_dir() for link in inside)
-
-
-@pytest.fixture(scope="module")
-def page(written: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium (apt-get install chromium)")
-    with browser(tmp_path_factory.mktemp("profile")) as opened:
-        opened.open(written)
-        yield opened
 
 
 LOSS = "document.getElementById('loss-chart')"

@@ -27,6 +27,8 @@ from stages.comm.process import Process
 from stages.config.run_config import RunConfig
 from stages.config.segments import schedule_facts
 
+pytestmark = pytest.mark.slow
+
 WAIT = 60.0
 """Seconds after which an operation counts as hung."""
 
@@ -205,7 +207,6 @@ def with_shards(stages: int) -> list[RunConfig]:
     ]
 
 
-@pytest.mark.slow
 def test_every_schedule_and_shards_of_the_head_train() -> None:
     configs = [*of_every_schedule(microbatches=4, steps=2), *with_shards(2)]
     check_processes_are_replays(configs, size=2, train=train_like_nccl)
@@ -221,7 +222,6 @@ def digest_like_nccl(process: Process, config: RunConfig) -> tuple[str | None, l
     return str(rows[-1]["weights_sha256"]) if rows else None, begun
 
 
-@pytest.mark.slow
 def test_models_in_shards_train() -> None:
     """Of `hsdp` only that it ends: it adds gradients within groups first."""
     settings: dict[str, Any] = {
@@ -245,12 +245,10 @@ def test_models_in_shards_train() -> None:
         assert all(any(kind in name for name in communicators) for kind in kinds)
 
 
-@pytest.mark.slow
 def test_three_shards_of_the_head_train() -> None:
     check_processes_are_replays(with_shards(3), size=3, train=train_like_nccl)
 
 
-@pytest.mark.slow
 def test_data_ranks_train_whose_reductions_are_late() -> None:
     configs = [
         small_config("1f1b", data=2, microbatches=4, steps=2, optimizer="muon"),

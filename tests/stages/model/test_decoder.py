@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from support.single_process import whole_model
 from support.small_runs import small_config
+from support.two_weights import microbatch_gradient
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -57,64 +59,30 @@ def test_no_output_depends_on_a_later_token(family: str, changes: dict[str, Any]
     assert "which comes later" in later
 
 
-def reference_forward(weights: dict[str, Tensor], tokens: list[int], run: RunConfig) -> Tensor:
-    """The decoder by the papers' formulas, a position, a head and a pair of numbers at a time."""
-    model = run.model
-    head = model.width // model.heads
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        return x / torch.sqrt((x * x).mean() + model.norm_eps) * weights[name]
-
-    def rotate(x: Tensor, position: int) -> Tensor:
-        out = x.clone()
-        for pair in range(head // 2):
-            angle = position * model.rope_base ** (-2 * pair / head)
-            a, b = x[pair], x[pair + head // 2]
-            out[pair] = a * math.cos(angle) - b * math.sin(angle)
-            out[pair + head // 2] = b * math.cos(angle) + a * math.sin(angle)
-        return out
-
-    xs = [weights["embedding.weight"][token] for token in tokens]
-    for block in range(model.layers):
-        at = f"blocks.{block}."
-        normed = [norm(x, at + "attention_norm.weight") for x in xs]
-        mixed = []
-        for i in range(len(xs)):
-            heads = []
-            for h in range(model.heads):
-                shared = h * model.kv_heads // model.heads
-                rows, kv_rows = slice(h * head, (h + 1) * head), slice(shared * head, (shared + 1) * head)
-                query = rotate((weights[at + "attention.query.weight"] @ normed[i])[rows], i)
-                keys = [
-                    rotate((weights[at + "attention.key.weight"] @ normed[j])[kv_rows], j)
-                    for j in range(i + 1)
-                ]
-                values = [(weights[at + "attention.value.weight"] @ normed[j])[kv_rows] for j in range(i + 1)]
-                scores = torch.stack([query @ key for key in keys]) / math.sqrt(head)
-                share = torch.exp(scores) / torch.exp(scores).sum()
-                heads.append(sum(s * v for s, v in zip(share, values, strict=True)))
-            mixed.append(weights[at + "attention.output.weight"] @ torch.cat(heads))
-        xs = [x + m for x, m in zip(xs, mixed, strict=True)]
-        for i, x in enumerate(xs):
-            given = norm(x, at + "mlp_norm.weight")
-            gate = weights[at + "mlp.gate.weight"] @ given
-            up = weights[at + "mlp.up.weight"] @ given
-            xs[i] = x + weights[at + "mlp.down.weight"] @ (gate * torch.sigmoid(gate) * up)
-    return torch.stack([weights["head.weight"] @ norm(x, "norm.weight") for x in xs])
-
-
 def test_the_decoder_is_what_the_formulas_say() -> None:
-    run = config()
+    """By its gradient, which `two_weights` computes with every operation written out."""
+    run, targets = small_config(layers=2, **{"data.context": 8}), TOKENS.roll(-1, 1)
     module = whole_model(run, dtype=torch.float64)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(8).add_(0.01)  # large enough that nothing is close to linear
-        logits = module(TOKENS)
-        weights = dict(module.named_parameters())
-        for row, tokens in zip(logits, TOKENS.tolist(), strict=True):
-            expected = reference_forward(weights, tokens, run)
-            assert expected.std() > 0.1
-            torch.testing.assert_close(row, expected, rtol=1e-10, atol=1e-10)
+    named = dict(module.named_parameters())
+    weights = {name: parameter.detach() for name, parameter in named.items()}
+    expected = microbatch_gradient(run, tokens=TOKENS, targets=targets, forward=weights, backward=weights)
+    gradients = torch.autograd.grad(next_token_loss(module(TOKENS), targets), list(named.values()))
+    for name, gradient in zip(named, gradients, strict=True):
+        assert gradient.abs().max() > 1e-3, name
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-10, atol=1e-10)
+
+
+def test_pairs_of_numbers_rotate_by_their_position() -> None:
+    run = config()
+    cosines, sines = rotary_table(run.model, context=8)
+    half = head_dim(run.model) // 2
+    for position, pair in product(range(8), range(2 * half)):
+        angle = position * run.model.rope_base ** (-(pair % half) / half)
+        found = float(cosines[position, pair]), float(sines[position, pair])
+        assert found == pytest.approx((math.cos(angle), math.sin(angle)), abs=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

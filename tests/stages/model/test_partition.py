@@ -76,40 +76,6 @@ def test_a_large_head_leaves_the_last_stage_fewer_blocks() -> None:
 
 
 @given(
-    blocks=st.integers(1, 9),
-    stages=st.integers(1, 5),
-    block=st.integers(1, 9),
-    ends=st.tuples(st.integers(0, 20), st.integers(0, 20)),
-    room=st.lists(st.integers(0, 9), min_size=5, max_size=5),
-)
-def test_no_other_cut_that_fits_has_a_faster_slowest_stage(
-    blocks: int, stages: int, block: int, ends: tuple[int, int], room: list[int]
-) -> None:
-    def cost(stage: int, size: int) -> float:
-        return block * size + ends[0] * (stage == 0) + ends[1] * (stage == stages - 1)
-
-    def slowest(cut: list[int]) -> float:
-        return max(cost(stage, size) for stage, size in enumerate(cut))
-
-    fitting = [
-        cut
-        for cut in every_cut(blocks, stages)
-        if all(size <= most for size, most in zip(cut, room, strict=False))
-    ]
-    found = fitting_cut(
-        items=blocks,
-        stages=stages,
-        costs=lambda stage, _: [cost(stage, size) for size in range(blocks + 1)],
-        fits=lambda stage, size, _: size <= room[stage],
-    )
-    if not fitting:
-        assert found is None
-        return
-    assert found in fitting
-    assert slowest(found) == min(map(slowest, fitting))
-
-
-@given(
     blocks=st.integers(4, 10),
     rank_of_stage=st.sampled_from([(0, 1, 1, 0), (0, 1, 0, 1), (0, 1, 2, 2), (0, 1, 2, 3), (0, 0, 0, 0)]),
     block=st.integers(1, 9),

@@ -13,7 +13,6 @@ from support.training_cases import check_processes_are_replays, of_every_schedul
 import stages.comm.reduction_rounds
 from stages.comm.process import Process
 from stages.config.run_config import RunConfig, changed
-from stages.shape.optimizer_sharding import assign_owners
 from stages.trainer import replay
 
 
@@ -79,16 +78,3 @@ def test_rotations_do_not_depend_on_the_layout(optimizer: str, options: dict[str
     weights = [joined(run.weights) for run in runs]
     for name, weight in weights[0].items():
         torch.testing.assert_close(weight, weights[1][name], rtol=0, atol=5e-3 * 1e-2)
-
-
-def test_parameters_are_shared_out_whole_and_evenly() -> None:
-    shapes = [(size,) for size in (7, 100, 30, 40, 30, 1)]
-    shared = assign_owners(shapes, data_ranks=3)
-    assert shared.owned == ((1,), (0, 3, 5), (2, 4))
-    assert shared.order == (1, 0, 3, 5, 2, 4)
-    assert shared.runs == (((0, 100),), ((100, 148),), ((148, 208),))
-    assert assign_owners(shapes, data_ranks=1).order == (0, 1, 2, 3, 4, 5)
-    many = assign_owners(shapes, data_ranks=8)
-    assert sorted(many.order) == [0, 1, 2, 3, 4, 5]
-    assert many.owned[6:] == ((), ())
-    assert many.parts[-3:] == (1, 0, 0)

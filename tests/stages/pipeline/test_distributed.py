@@ -23,8 +23,9 @@ from stages.resolve.facts import facts
 from stages.shape.partition import cut_model
 from stages.trainer import replay
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_runs_of_two_processes_are_their_replays_bit_for_bit() -> None:
     narrow: dict[str, Any] = {"precision": "bfloat16", "microbatches": 4}
     # The second rank sends all of a chunk before the first takes one: with eight on the way both waited.
@@ -52,7 +53,6 @@ def test_runs_of_two_processes_are_their_replays_bit_for_bit() -> None:
     )
 
 
-@pytest.mark.slow
 def test_runs_of_three_processes_are_their_replays_bit_for_bit() -> None:
     """With documents, too, of which the process in the middle computes neither tokens nor losses."""
     common: dict[str, Any] = {"stages": 3, "microbatches": 6}
@@ -83,7 +83,6 @@ def test_runs_of_three_processes_are_their_replays_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize(("optimizer", "coefficient"), [("adamw", 1.0), ("muon", 0.0)])
-@pytest.mark.slow
 def test_the_v_trains_as_2bw_does_on_the_same_stages(split: bool, optimizer: str, coefficient: float) -> None:
     settings: dict[str, Any] = {"steps": 6, "optimizer": optimizer, "coefficient": coefficient}
     folded, of_2bw = (
@@ -135,7 +134,6 @@ def torch_losses(process: Process, config: RunConfig) -> list[float]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.slow
 def test_losses_are_those_of_torch_pipelining() -> None:
     configs = [small_config(name, microbatches=4, steps=1, precision="float64") for name in ("1f1b", "gpipe")]
     by_rank = in_processes(torch_losses, configs, size=2)
