@@ -89,7 +89,7 @@ class BasisRotation(ListOptimizer):
         decay(parameters, group)
         for positions in by_shape(parameters):
             chosen = [states[i] for i in positions]
-            batch = as_batch([gradients[i] for i in positions])
+            batch = as_batch([gradients[i] for i in positions])  # (matrices, rows, columns)
             like = list(batch.unbind())
             rows, columns = batch.shape[-2:]
             rotated = sides(rows, columns, group["geometry"])
@@ -98,10 +98,11 @@ class BasisRotation(ListOptimizer):
                 accumulate(batch, chosen, rotated, group["beta2"])
             refreshing = (step - 1) % group["refresh_interval"] == 0
             if refreshing:
+                # M in the model's axes.
                 original = rotate_back(as_batch(momenta), *_bases(chosen)).lerp(batch, 1 - group["beta1"])
                 _REFRESH[group["source"]](chosen, rotated, original, step)
                 store(chosen, "rotated_first", rotate(original, *_bases(chosen)))
-            turned = rotate(batch, *_bases(chosen))
+            turned = rotate(batch, *_bases(chosen))  # U^T G V
             if not refreshing:
                 torch._foreach_lerp_(momenta, list(turned.unbind()), 1 - group["beta1"])
             torch._foreach_lerp_(squares, list(turned.square().unbind()), 1 - group["beta2"])
@@ -113,6 +114,7 @@ class BasisRotation(ListOptimizer):
 
 
 def _bases(states: States) -> tuple[Basis, Basis]:
+    """U `(matrices, rows, rows)`, V `(matrices, columns, columns)`; None for a side that is not rotated."""
     left, right = (
         stacked(states, f"{side}_basis") if f"{side}_basis" in states[0] else None
         for side in ("left", "right")
@@ -123,6 +125,7 @@ def _bases(states: States) -> tuple[Basis, Basis]:
 def _refresh_from_second_moment(
     states: States, rotated: tuple[str, ...], momenta: Tensor, gradients: int
 ) -> None:
+    """Refresh the bases from L and R, which have seen so many gradients; N follows the order of its axes."""
     first_time = f"{rotated[0]}_basis" not in states[0]
     for side in rotated:
         if first_time:
@@ -138,6 +141,7 @@ def _refresh_from_second_moment(
 def _refresh_from_first_moment(
     states: States, rotated: tuple[str, ...], momenta: Tensor, gradients: int
 ) -> None:
+    """Refresh the bases from M, `momenta` of shape `(matrices, rows, columns)`: V from the new U."""
     left, right = _bases(states)
     if left is None and right is None:
         u, values, vh = torch.linalg.svd(momenta, full_matrices=True)

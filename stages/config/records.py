@@ -208,24 +208,28 @@ _PART = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 
 
 def _refusal(message: str, data: Any, kind: object) -> str:
-    """msgspec's message in words for people: the key, its value, and what is accepted."""
+    """msgspec's message in words for people: the key, its value, and what is accepted.
+
+    "Expected `int`, got `str` - at `$.cells[2].steps`" becomes
+    'cells[2].steps is "x"; accepted: a whole number'.
+    """
     what, path = _PLACE.fullmatch(message).groups()  # type: ignore[union-attr]
-    path, missing = path or "", _FIELD.fullmatch(what)
-    if missing is not None:
-        path += f".{missing[2]}"
+    path, field = path or "", _FIELD.fullmatch(what)
+    if field is not None:
+        path += f".{field[2]}"
     declared: types.Type | None = types.type_info(kind)
-    known = missing is None
+    value, has_value = data, field is None
     for name, index in _PART.findall(path):
         declared = _inside(declared, name)
-        if known and index == "...":
-            known = False  # a key of a mapping, which msgspec does not name
-        elif known:
-            data = data[name] if name else data[int(index)]
+        if index == "...":
+            has_value = False  # of some key of a mapping, which msgspec does not name
+        elif has_value:
+            value = value[name] if name else value[int(index)]
     key = path.removeprefix(".") or "the file"
-    if missing is not None:
-        problem = "is missing" if missing[1].startswith("missing") else "is unknown"
-    elif known and not isinstance(data, dict | list):
-        problem = f"is {json.dumps(data):.60}"
+    if field is not None:
+        problem = "is missing" if field[1].startswith("missing") else "is unknown"
+    elif has_value and not isinstance(value, dict | list):
+        problem = f"is {json.dumps(value):.60}"
     else:
         problem = "is not accepted"
     return f"{key} {problem}; accepted: {_accepted(declared) if declared is not None else what}"

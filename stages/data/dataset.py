@@ -306,17 +306,13 @@ def _mixture(config: DataConfig, *, cache: Path | None, spare: Path | None) -> C
     ends = {corpus.end_of_document for corpus in corpora.values()} - {None}
     if len(ends) > 1:
         raise DataError(f"{where_of(config)} end documents with different tokens")
-    held_out = [(corpus.bytes_per_token, count(corpus.validation)) for corpus in corpora.values()]
-    text_bytes = [None if each is None else each * tokens for each, tokens in held_out]
-    tokens = sum(tokens for _, tokens in held_out)
-    known = [each for each in text_bytes if each is not None]
     digest = hashlib.sha256()
     for name, corpus in corpora.items():
         digest.update(f"{name}:{corpus.sha256}\n".encode())
     return Corpus(
         train=tuple(shard for corpus in corpora.values() for shard in corpus.train),
         validation=tuple(shard for corpus in corpora.values() for shard in corpus.validation),
-        bytes_per_token=sum(known) / tokens if tokens and len(known) == len(held_out) else None,
+        bytes_per_token=_mean_bytes_per_token(list(corpora.values())),
         unigram_bits_per_byte=None,
         sha256=digest.hexdigest(),
         end_of_document=next(iter(ends), None),
@@ -325,6 +321,15 @@ def _mixture(config: DataConfig, *, cache: Path | None, spare: Path | None) -> C
             for name, corpus in corpora.items()
         ),
     )
+
+
+def _mean_bytes_per_token(corpora: Sequence[Corpus]) -> float | None:
+    """Mean over the validation text of all corpora; None where one does not record it, or there is none."""
+    tokens = [count(corpus.validation) for corpus in corpora]
+    means = [corpus.bytes_per_token for corpus in corpora if corpus.bytes_per_token is not None]
+    if len(means) < len(corpora) or not sum(tokens):
+        return None
+    return sum(mean * number for mean, number in zip(means, tokens, strict=True)) / sum(tokens)
 
 
 def _open(config: DataConfig, *, cache: Path | None, spare: Path | None) -> Corpus:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from schedules.actions import Action, Op
-from stages.model.gradients.weight_gradient import WholeGradients
+from stages.model.gradients.whole_gradients import WholeGradients
 from stages.pipeline.stage_pass import Pass, run_stage
 from stages.weights.weight_versions import Replica, WeightVersions
 

@@ -18,7 +18,7 @@ from stages.data.documents import Documents
 from stages.model.decoder import Stage
 from stages.model.experts import Routing
 from stages.model.gradients.split_backward import DeferredGradients, deferring
-from stages.model.gradients.weight_gradient import WholeGradients
+from stages.model.gradients.whole_gradients import WholeGradients
 
 
 class InputGradient:

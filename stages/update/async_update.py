@@ -20,7 +20,7 @@ from torch import Tensor
 from schedules.actions import ADDING_NOTHING, Action, Op, Program
 from schedules.dependencies import Place, after_own_update, launched, places_to_agree
 from stages.comm.collectives import Exchange, Reduction
-from stages.model.gradients.weight_gradient import WholeGradients
+from stages.model.gradients.whole_gradients import WholeGradients
 from stages.update.rank_stats import RankTrace
 from stages.update.update_phases import Gathered, UpdateContext, UpdatePhases
 from stages.update.update_stream import Streams, to_host

@@ -10,7 +10,7 @@ from asyncpp_cli.base.console import printable
 from asyncpp_cli.base.tables import Heading, Table
 from asyncpp_cli.report.analysis.conditions import conditions
 from asyncpp_cli.report.formats.options import ReportOptions
-from asyncpp_cli.report.tables.columns import NOTHING
+from asyncpp_cli.report.tables.column import NOTHING
 from asyncpp_cli.report.tables.document import Report
 
 PAGE_WIDTH = 84

@@ -5,144 +5,39 @@ A number that no run's `Measurement` has yet is computed in `report.load.measure
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from asyncpp_cli.base.console import as_plain, printable
+from asyncpp_cli.base.console import printable
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.base.tables import Heading
 from asyncpp_cli.report.analysis.cells import CellResult, memory_unit, value_text
 from asyncpp_cli.report.analysis.conditions import conditions
 from asyncpp_cli.report.analysis.statistics import (
     CANNOT_BE_TOLD,
     CONFIDENCE,
     MOST_FACTOR,
-    Interval,
     Pairs,
     Spread,
     exp,
     ratio_text,
 )
+from asyncpp_cli.report.tables.column import (
+    ENDS,
+    MEAN,
+    NOTHING,
+    Column,
+    Text,
+    Value,
+    averaged,
+    formatted,
+    part_of,
+    single,
+    with_half,
+)
 from schedules import KNOWN
 from stages.config.keys import unknown
-
-NOTHING = "-"
-"""Text of a cell without a value."""
-
-Value = Callable[[CellResult], Any]
-Text = Callable[[CellResult], str]
-
-WHOLE = {"": ""}
-MEAN = {"": "mean", "_std": "std"}
-ENDS = {"_low": "interval.low", "_high": "interval.high"}
-"""Fields of a number, of a mean over seeds and of an interval (`Column.parts`)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """A quantity of a cell."""
-
-    heading: Heading
-    """With the name of the field in records and for `--value`; without a title it is in records only."""
-    value: Value
-    parts: Mapping[str, str]
-    """The fields in records: for each suffix of the name the attribute of the value; empty: the value."""
-    form: str
-    """Format of the number in tables."""
-    own_text: Text | None
-    """What a table shows, if that is not the number with half of its interval."""
-    always: bool
-    """Shown even if no cell has a value."""
-
-    @property
-    def key(self) -> str:
-        return self.heading.key
-
-    def record(self, cell: CellResult) -> dict[str, Any]:
-        """The cell's fields, as JSON can hold them."""
-        value = self.value(cell)
-        return {f"{self.key}{end}": as_plain(_part(value, path)) for end, path in self.parts.items()}
-
-    def text(self, cell: CellResult) -> str:
-        """What a table shows; `NOTHING` where there is no value."""
-        if self.own_text is not None:
-            return self.own_text(cell)
-        value = self.value(cell)
-        interval = value.interval if value is not None and "_low" in self.parts else None
-        return _with_half(formatted(_part(value, self.parts[""]), self.form), interval, self.form)
-
-
-def _part(value: Any, path: str) -> Any:
-    """An attribute of a value, whose names are separated by dots; None if there is no value on the way."""
-    for name in filter(None, path.split(".")):
-        value = getattr(value, name, None)
-    return value
-
-
-def single(
-    key: str,
-    title: str = "",
-    value: Value | None = None,
-    *,
-    parts: Mapping[str, str] = WHOLE,
-    form: str = "{}",
-    text: Text | None = None,
-    always: bool = False,
-    right: bool = True,
-    **how: Any,
-) -> Column:
-    """A column of one number.
-
-    Args:
-        key: name of the field.
-        title: heading in tables; empty: in records only.
-        value: of a cell; None: its attribute `key`.
-        parts: as of `Column`, like the next three.
-        form: format of the value in tables.
-        text: `own_text`.
-        always: whether it is shown without a value.
-        right: whether tables align it right.
-        **how: fields of `Heading`: how the column gives way.
-    """
-    return Column(
-        heading=Heading(key=key, title=title, right=right, **how),
-        value=value or attrgetter(key),
-        parts=parts,
-        form=form,
-        own_text=text,
-        always=always,
-    )
-
-
-def averaged(
-    key: str,
-    title: str = "",
-    value: Callable[[CellResult], Spread | None] | None = None,
-    *,
-    show_interval: bool = False,
-    **options: Any,
-) -> Column:
-    """A column of a mean over seeds, with its standard deviation as a field. Arguments as of `single`, and:
-
-    Args:
-        value: of a cell; None: over its seeds, of the attribute `key` of a run.
-        show_interval: whether tables show the mean's interval, which is in two further fields.
-    """
-    parts = MEAN | ENDS if show_interval else MEAN
-    return single(key, title, value or (lambda cell: cell.spread(attrgetter(key))), parts=parts, **options)
-
-
-def _with_half(text: str, interval: Interval | None, form: str) -> str:
-    """A number's text with half of the interval around it."""
-    return text if interval is None else f"{text}±{form.format(interval.half_width)}"
-
-
-def formatted(value: float | None, form: str) -> str:
-    """The number as tables show it."""
-    return NOTHING if value is None else form.format(value)
-
 
 NOT_REACHED = "not reached"
 
@@ -302,7 +197,7 @@ def _target_columns(cells: Sequence[CellResult]) -> list[Column]:
                 return NOT_REACHED
             if cell.reached.runs < cell.reached.of:
                 return f"{cell.reached.runs}/{cell.reached.of} reached"
-            return formatted(_part(cell.reached, f"{name}.mean"), form)
+            return formatted(part_of(cell.reached, f"{name}.mean"), form)
 
         parts = {"": f"{name}.mean"}
         title = f"{name}\nto {target:g}"
@@ -328,7 +223,7 @@ def _gap_column(cells: Sequence[CellResult]) -> Column:
 
 
 def _gap_text(pairs: Pairs) -> str:
-    gap = _with_half(formatted(pairs.mean, "{:+.3f}"), pairs.interval, "{:.3f}")
+    gap = with_half(formatted(pairs.mean, "{:+.3f}"), pairs.interval, "{:.3f}")
     # Over fewer runs than the loss beside it.
     return f"{gap} (n {len(pairs.seeds)})" if pairs.unpaired else gap
 
@@ -409,7 +304,7 @@ def _speed_column() -> Column:
     }
 
     def text(cell: CellResult) -> str:
-        return formatted(_part(cell.tokens_per_second, "mean"), "{:,.0f}")
+        return formatted(part_of(cell.tokens_per_second, "mean"), "{:,.0f}")
 
     return single(
         "tokens_per_second", "tokens\n/s", lambda cell: cell, parts=parts, text=text, secondary=True

@@ -10,15 +10,8 @@ from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.tables import Heading, Table, one_line
 from asyncpp_cli.experiment.template import SHORTHANDS, canonical
 from asyncpp_cli.report.analysis.cells import CellResult
-from asyncpp_cli.report.tables.columns import (
-    NOTHING,
-    Column,
-    key_columns,
-    meaning,
-    runs_text,
-    status_text,
-    value_columns,
-)
+from asyncpp_cli.report.tables.column import NOTHING, Column
+from asyncpp_cli.report.tables.columns import key_columns, meaning, runs_text, status_text, value_columns
 from asyncpp_cli.runs.settings import SettingError, check_key
 
 ABSENT = ""

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.model.gradients.weight_gradient import WholeGradients, add_product, is_added_in_backward
+from stages.model.gradients.weight_gradient import add_product, is_added_in_backward
+from stages.model.gradients.whole_gradients import WholeGradients
 
 AddGradient = Callable[..., None]
 """Adds the gradients of weights to its first arguments, their `grad`, from tensors that were kept."""

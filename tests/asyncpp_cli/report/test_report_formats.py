@@ -35,7 +35,8 @@ from asyncpp_cli.report.formats.records import to_csv, to_json
 from asyncpp_cli.report.formats.text import to_markdown, to_text
 from asyncpp_cli.report.load.measure import Slowest
 from asyncpp_cli.report.tables import columns as columns_module
-from asyncpp_cli.report.tables.columns import records, shown_columns, single
+from asyncpp_cli.report.tables.column import single
+from asyncpp_cli.report.tables.columns import records, shown_columns
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.runs.status import State, Status
 

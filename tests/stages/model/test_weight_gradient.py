@@ -15,7 +15,8 @@ from stages.model import layers
 from stages.model.experts import Experts
 from stages.model.gradients import split_backward
 from stages.model.gradients.split_backward import DeferredGradients, Linear, deferring
-from stages.model.gradients.weight_gradient import WholeGradients, add_product, add_rows, sums_by_token
+from stages.model.gradients.weight_gradient import add_product, add_rows, sums_by_token
+from stages.model.gradients.whole_gradients import WholeGradients
 from stages.model.grouped import add_stack_gradient
 from stages.model.layers import Embedding
 from stages.shape import head as chunks
