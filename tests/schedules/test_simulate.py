@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.schedule_cases import programs
+from support.schedule_cases import TIMES, costs_of, programs
 
 from schedules import Action, Op, Program, ScheduleError, build
 from schedules.costs import Costs, uniform_costs
@@ -19,7 +19,6 @@ from schedules.simulate import simulate
 from schedules.step_time import step_time
 
 SOME = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-WHOLE_TIMES = st.integers(0, 5).map(float)
 
 
 def messages(program: Program, costs: Costs, action: Action) -> list[tuple[str, int, float]]:
@@ -149,28 +148,8 @@ def slow_ends(program: Program, costs: Costs, given: dict[str, float]) -> dict[s
 @given(programs(max_stages=5, max_microbatches=6, max_steps=3), st.data())
 @pytest.mark.slow
 def test_every_action_ends_when_the_slow_solution_says(program, data):
-    def per_stage():
-        return tuple(data.draw(WHOLE_TIMES) for _ in range(program.num_stages))
-
-    costs = Costs(
-        forward=per_stage(),
-        backward=per_stage(),
-        input_half=per_stage(),
-        weight_half=per_stage(),
-        head=per_stage(),
-        head_weight=per_stage(),
-        embed=per_stage(),
-        embed_weight=per_stage(),
-        update=per_stage(),
-        reduction=(0.0,) * program.num_stages,
-        norm=None,
-        latency=data.draw(WHOLE_TIMES),
-        hidden_latency=data.draw(WHOLE_TIMES),
-        part_latency=data.draw(WHOLE_TIMES),
-        transfer=data.draw(WHOLE_TIMES),
-        jitter=0.0,
-        seed=0,
-    )
+    given_costs = {"reduction": (0.0,) * program.num_stages, "norm": None, "next_latency": ()}
+    costs = data.draw(costs_of(program, transfer=data.draw(TIMES), **given_costs))
     timeline = simulate(program, costs)
     ends = {
         str(action): end

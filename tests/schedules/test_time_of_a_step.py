@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.schedule_cases import arguments
+from support.schedule_cases import TIMES, arguments, costs_of
 
 from schedules import Program, build
 from schedules.actions import NO_MICROBATCH, Action, Op
@@ -17,41 +17,15 @@ from schedules.step_time import NotPeriodicError, step_graph, step_graph_of, ste
 
 SOME = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 MOST_STEPS = 4096
-TIMES = st.integers(0, 5).map(float)
-"""Whole numbers, with which cycles are equal or differ well, so that a simulation settles soon."""
 
 
 @st.composite
-def costs_of(draw, program: Program) -> Costs:
+def any_costs(draw, program: Program) -> Costs:
     """Costs with anything that a graph has."""
-
-    def each() -> tuple[float, ...]:
-        return tuple(draw(TIMES) for _ in range(program.num_stages))
-
     norm = draw(st.sampled_from([None, 0.0, 2.0]))
     if draw(st.booleans()):
         return uniform_costs(program, norm=norm, reduction=draw(TIMES), update=draw(TIMES))
-    shards = [each() if program.head_shards else () for _ in range(4)]
-    return Costs(
-        forward=each(),
-        backward=each(),
-        input_half=each(),
-        weight_half=each(),
-        head=shards[0],
-        head_weight=shards[1],
-        embed=shards[2],
-        embed_weight=shards[3],
-        update=each(),
-        reduction=each(),
-        norm=norm,
-        latency=draw(TIMES),
-        hidden_latency=draw(TIMES),
-        part_latency=draw(TIMES),
-        transfer=0.0,
-        jitter=0.0,
-        seed=0,
-        next_latency=each() if draw(st.booleans()) else (),
-    )
+    return draw(costs_of(program, norm=norm, transfer=0.0))
 
 
 def settled(program: Program, costs: Costs, seconds: float) -> bool:
@@ -71,7 +45,7 @@ def check_against_the_simulator(asked, data) -> None:
     def program_of(steps: int) -> Program:
         return build(**(asked | {"steps": steps}))
 
-    costs = data.draw(costs_of(program_of(1)))
+    costs = data.draw(any_costs(program_of(1)))
     reduced = [time > 0 for time in costs.reduction]
     graph, program = step_graph_of(program_of, reduced=reduced, norm=costs.norm is not None)
     found = graph.step_time(costs)

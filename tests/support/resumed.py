@@ -10,13 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from support.small_runs import Rows
+from support.small_runs import replayed
 from support.training_cases import measured
 
 from stages.checkpoint import files
 from stages.config.records import CHECKSUM, encoded
 from stages.config.run_config import RunConfig
-from stages.trainer import replay
 
 
 def saving(config: RunConfig, *, interval: int = 2, keep: int = 9) -> RunConfig:
@@ -59,10 +58,9 @@ def check_resumed(whole: list[dict[str, Any]], resumed: list[dict[str, Any]], *,
 
 def replay_twice(config: RunConfig, folder: Path, *, step: int) -> None:
     """Run to the end, then again from the checkpoint of `step`; both give the same bits."""
-    whole, resumed = Rows(), Rows()
-    replay(config, recorder=whole, checkpoints=folder)
+    whole = replayed(config, checkpoints=folder)
     go_back(folder, step)
-    replay(config, recorder=resumed, checkpoints=folder)
+    resumed = replayed(config, checkpoints=folder)
     check_resumed(measured(whole), measured(resumed), step=step)
 
 

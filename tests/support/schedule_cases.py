@@ -6,14 +6,22 @@ import math
 import random
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import strategies as st
 
 from schedules import FAMILY, NAMES, Action, Op, Program, build, smallest_delay
+from schedules.costs import Costs
 from schedules.library.two_bw_v import block_of, least_microbatches
 
 MOST_FORWARDS = 4096
 """Limit of forward actions per example: large programs get few steps."""
+
+TIMES = st.integers(0, 5).map(float)
+"""Whole numbers, with which cycles are equal or differ well, so that a simulation settles soon."""
+
+OF_STAGES = ("forward", "backward", "input_half", "weight_half", "update", "reduction")
+OF_SHARDS = ("head", "head_weight", "embed", "embed_weight")
 
 
 @st.composite
@@ -64,6 +72,20 @@ def arguments(draw, names=NAMES, max_stages=16, max_microbatches=64, max_steps=4
 def programs(**limits):
     """Programs of the built-in schedules."""
     return arguments(**limits).map(lambda asked: build(**asked))
+
+
+@st.composite
+def costs_of(draw, program: Program, **given: Any) -> Costs:
+    """Costs of every kind, but for those given."""
+
+    def each() -> tuple[float, ...]:
+        return tuple(draw(TIMES) for _ in range(program.num_stages))
+
+    drawn: dict[str, Any] = {name: each() for name in OF_STAGES}
+    drawn |= {name: each() if program.head_shards else () for name in OF_SHARDS}
+    drawn |= {name: draw(TIMES) for name in ("latency", "hidden_latency", "part_latency")}
+    drawn["next_latency"] = each() if draw(st.booleans()) else ()
+    return Costs(**drawn | {"jitter": 0.0, "seed": 0} | given)
 
 
 @dataclass

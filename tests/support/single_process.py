@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_runs import Rows, ranks_with
+from support.small_runs import Rows, ranks_with, replayed
 from torch import Tensor
 
 from optimizers.build import build_optimizer
@@ -25,7 +25,6 @@ from stages.shape.families import parameter_roles
 from stages.shape.head import split_name
 from stages.shape.parametrization import growth_of
 from stages.shape.partition import cut_model
-from stages.trainer import replay
 from stages.training_loop import broadcast_initial_weights
 from stages.update.balance import LoadTally
 from stages.update.lr_schedule import learning_rate_factor
@@ -245,18 +244,17 @@ def check_first_gradient(config: RunConfig, expected: Mapping[str, Tensor]) -> N
 def check_against_one_process(config: RunConfig, **reference: Any) -> Rows:
     """The rows of a replay, whose losses, gradient norms and weights are those of `delayed_training`, to
     1e-10."""
-    rows = Rows()
-    result = replay(config, recorder=rows)
+    rows = replayed(config)
     total_microbatches = config.schedule.microbatches * config.parallel.data
     unsharded = replace(config, schedule=replace(config.schedule, microbatches=total_microbatches))
     weights, losses, norms = delayed_training(unsharded, **reference)
-    assert result.train_losses == pytest.approx(losses, rel=1e-10)
+    assert rows.result.train_losses == pytest.approx(losses, rel=1e-10)
     if config.train.clip == "global":
         expected_norms = [norm for step, norm in enumerate(norms) if step not in reference.get("skipped", ())]
         reported_norms = [row["grad_norm"] for row in rows.of_kind("step") if not row["skipped"]]
         assert reported_norms == pytest.approx(expected_norms, rel=1e-10)
         assert max(norms) > config.train.clip_norm, "clipping was never active"
-    check_close(joined(result.weights), weights)
+    check_close(joined(rows.result.weights), weights)
     tokens = total_microbatches * config.train.microbatch_size * config.data.context
     assert rows.of_kind("start")[0]["tokens_per_step"] == tokens
     return rows

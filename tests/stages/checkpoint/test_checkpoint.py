@@ -239,12 +239,11 @@ class WritesWhileTraining(Rows):
 @pytest.mark.slow
 def test_a_checkpoint_is_written_while_training_goes_on(tmp_path: Path) -> None:
     config = saving(small_config("2bw", steps=6, optimizer="muon", coefficient=1.0))
-    whole, rows, resumed = Rows(), WritesWhileTraining(after=2), Rows()
-    replay(config, recorder=whole)
+    whole, rows = replayed(config), WritesWhileTraining(after=2)
     replay(config, recorder=rows, checkpoints=tmp_path / "c")
     assert measured(rows)[1:] == measured(whole)[1:]
     go_back(tmp_path / "c", 2)
-    replay(config, recorder=resumed, checkpoints=tmp_path / "c")
+    resumed = replayed(config, checkpoints=tmp_path / "c")
     check_resumed(measured(whole), measured(resumed), step=2)
 
 

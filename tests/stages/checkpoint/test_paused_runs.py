@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.small_runs import Rows, in_processes, small_config
+from support.small_runs import Rows, in_processes, replayed, small_config
 from support.training_cases import measured, of_writers
 
 from stages.checkpoint import files
@@ -53,8 +53,7 @@ def test_a_paused_run_goes_on_to_the_same_bits(
         changed = {"update_interval": 1, "eval_interval": PAUSE}
     config = config_of(schedule, **changed)
     assert pauses_exactly(config, step=PAUSE)
-    whole, rows = Rows(), Rows()
-    replay(config, recorder=whole)
+    whole, rows = replayed(config), Rows()
     for until in (PAUSE, PAUSE, None):
         result = replay(config, recorder=rows, checkpoints=tmp_path / "c", until=until)
         assert result.stopped_at is None
@@ -84,9 +83,7 @@ def test_processes_pause_and_go_on_to_the_same_bits(tmp_path: Path) -> None:
         paused_twice, [(config, tmp_path / str(n)) for n, config in enumerate(configs)], size=2
     )
     for config, rows in zip(configs, of_writers(by_rank), strict=True):
-        whole = Rows()
-        replay(config, recorder=whole)
-        check_goes_on(rows, measured(whole), pause=PAUSE)
+        check_goes_on(rows, measured(replayed(config)), pause=PAUSE)
 
 
 def test_a_pause_where_a_drain_changes_the_numbers() -> None:

@@ -270,11 +270,11 @@ def test_a_v_starts_synchronously_as_1f1b_does(tmp_path: Path) -> None:
     config = changed(config, {"correction.sync_steps": 4})
     check(config)
     replay_twice(config, tmp_path / "c", step=2)
-    rows, synchronous = Rows(), Rows()
-    replay(config, recorder=rows)
-    replay(small_config("1f1b", microbatches=4, steps=6, precision="float64"), recorder=synchronous)
+    synchronous = small_config("1f1b", microbatches=4, steps=6, precision="float64")
     # Step 4 reads version 4 in both, step 5 in one.
-    losses, expected = ([row["train_loss"] for row in run.of_kind("step")] for run in (rows, synchronous))
+    losses, expected = (
+        [row["train_loss"] for row in replayed(each).of_kind("step")] for each in (config, synchronous)
+    )
     assert losses[:5] == pytest.approx(expected[:5], rel=1e-10)
     assert losses[5] != pytest.approx(expected[5], rel=1e-10)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.small_runs import Rows, small_config
+from support.small_runs import replayed, small_config
 from support.texts import write_llm_c, write_megatron, write_nanogpt, write_shards
 
 from stages.config.run_config import DataConfig, changed
@@ -23,7 +23,6 @@ from stages.data.dataset import DataError, prepare, vocabulary
 from stages.data.integrity import write_checksummed
 from stages.data.shards import Shard, Tokens, count, cut
 from stages.resolve.checks import ConfigError, check
-from stages.trainer import replay
 
 TRAIN = [(7 * i + i * i) % 1000 for i in range(3000)]
 VALIDATION = [(11 * i) % 900 for i in range(500)]
@@ -64,8 +63,8 @@ def test_the_same_tokens_give_the_same_run_in_every_format(tmp_path: Path) -> No
         config = small_config(text=write_folder(tmp_path / kind, kind), steps=2)
         config = changed(config, {"data.validation_share": 0.1, "model.vocab_size": 1008})
         check(config)
-        rows = Rows()
-        weights.append(replay(config, recorder=rows).weights)
+        rows = replayed(config)
+        weights.append(rows.result.weights)
         [start] = rows.of_kind("start")
         assert start["bytes_per_token"] is None
     for other in weights[1:]:

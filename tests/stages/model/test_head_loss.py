@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from support.planned import check_as_planned
 from support.single_process import check_against_one_process, whole_model
-from support.small_runs import Rows, small_config
+from support.small_runs import replayed, small_config
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -27,7 +27,6 @@ from stages.model.head_shard import HeadShard, merge_parts
 from stages.shape import head as chunks
 from stages.shape.head import chunk_rows
 from stages.shape.partition import cut_of
-from stages.trainer import replay
 
 
 @pytest.fixture
@@ -277,8 +276,8 @@ def test_a_run_with_a_cap_and_a_z_loss_reports_the_cross_entropy() -> None:
     losses, ends = {}, {}
     for z_loss in (0.0, 0.5):
         config = changed(config, {"model": replace(config.model, z_loss=z_loss)})
-        rows = Rows()
-        ends[z_loss] = replay(config, recorder=rows).weights
+        rows = replayed(config)
+        ends[z_loss] = rows.result.weights
         losses[z_loss] = [row["train_loss"] for row in rows.of_kind("step")]
     assert losses[0.0][0] == losses[0.5][0]
     assert losses[0.0][-1] != losses[0.5][-1]

@@ -206,9 +206,8 @@ def test_a_skipped_update_leaves_the_biases(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_balance_the_biases_stay_zero_and_loads_are_measured() -> None:
     config = mixture("2bw")
     config = changed(config, {"model.balance": "none", "model.balance_rate": None})
-    rows = Rows()
-    weights = replay(config, recorder=rows).weights
-    biases = {name: bias for name, bias in weights.items() if name.endswith(".bias")}
+    rows = replayed(config)
+    biases = {name: bias for name, bias in rows.result.weights.items() if name.endswith(".bias")}
     assert list(biases) == [f"blocks.{block}.experts.bias" for block in (1, 2, 3)]
     assert not any(bias.any() for bias in biases.values())
     assert rows.of_kind("segment")[0]["experts"]["max_over_mean"][0] > 1

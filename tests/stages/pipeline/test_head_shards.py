@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.single_process import check_close, delayed_training, joined
-from support.small_runs import Rows, small_config
+from support.small_runs import Rows, replayed, small_config
 from torch import Tensor
 
 from stages.config.run_config import RunConfig, changed
@@ -45,11 +45,10 @@ def test_a_gradient_that_is_not_finite_skips_the_step_on_all_shards(monkeypatch:
 
     calls: list[None] = []
     monkeypatch.setattr(HeadShard, "gradient_factors", spoiled)
-    rows = Rows()
-    result = replay(config, recorder=rows)
+    rows = replayed(config)
     assert [row["skipped"] for row in rows.of_kind("step")] == [False, False, True, False, False]
     weights, _, _ = delayed_training(config, delay=1, skipped=frozenset({2}))
-    check_close(joined(result.weights), weights)
+    check_close(joined(rows.result.weights), weights)
 
 
 @pytest.mark.parametrize(

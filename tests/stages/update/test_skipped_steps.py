@@ -46,10 +46,9 @@ def test_stages_that_update_on_their_own_skip_on_all_their_data_ranks(
 ) -> None:
     config = small_config(schedule, data=2, layers=2, clip="none", update_interval=2, steps=6)
     spoil_gradients(monkeypatch, when=lambda weights: newest_version(weights) == 2, data_rank=1)
-    rows = Rows()
-    result = replay(config, recorder=rows)
+    rows = replayed(config)
     assert [row["skipped"] for row in rows.of_kind("step")] == [False, False, True, False, False, False]
-    assert all(torch.isfinite(weight).all() for weight in result.weights.values())
+    assert all(torch.isfinite(weight).all() for weight in rows.result.weights.values())
 
 
 @pytest.mark.parametrize(
@@ -131,8 +130,8 @@ def test_the_validation_loss_does_not_depend_on_who_computes_it(monkeypatch: pyt
     for data in (1, 2, 3, 7):
         config = small_config("2bw", data=data, layers=2, steps=2)
         config = changed(config, {"train.max_skipped": 0, "train.eval_microbatches": 5})
-        rows = Rows()
-        losses.add(tuple(replay(config, recorder=rows).val_losses))
+        rows = replayed(config)
+        losses.add(tuple(rows.result.val_losses))
         errors.add(tuple(row["val_loss_error"] for row in rows.of_kind("eval")))
     assert len(losses) == len(errors) == 1
     config = changed(config, {"train.eval_microbatches": 1})

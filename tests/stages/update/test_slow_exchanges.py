@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.small_runs import Rows, small_config
+from support.small_runs import replayed, small_config
 from support.training_cases import measured
 
 from stages.comm.collectives import Exchange, InProcessGroup
-from stages.trainer import replay
 
 
 def slow_down(patch: pytest.MonkeyPatch, group: type, *, polls: int) -> None:
@@ -47,8 +46,6 @@ def test_exchanges_that_take_longer_than_the_slack_hold_up_but_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = small_config(schedule, stages=stages, data=2, microbatches=microbatches, steps=5, **options)
-    quick, slow = Rows(), Rows()
-    replay(config, recorder=quick)
+    quick = measured(replayed(config))
     slow_down(monkeypatch, InProcessGroup, polls=200)
-    replay(config, recorder=slow)
-    assert measured(slow) == measured(quick)
+    assert measured(replayed(config)) == quick

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from support.small_runs import Rows, small_config
+from support.small_runs import Rows, replayed, small_config
 from torch import Tensor, nn
 
 import optimizers
@@ -74,8 +74,8 @@ def test_a_stack_is_updated_as_its_matrices_are_one_by_one(optimizer: str) -> No
     for data in (1, 3):
         results = []
         for factory in ("stacked", "in_lists"):
-            rows = Rows()
-            result = replay(config_of(factory, optimizer=optimizer, data=data), recorder=rows)
+            rows = replayed(config_of(factory, optimizer=optimizer, data=data))
+            result = rows.result
             results.append((result.train_losses, result.val_losses, rows.of_kind("end")[0]["weights_sha256"]))
             assert "blocks.1.down.4" in result.weights
             assert all(row["grad_norm"] > 0 for row in rows.of_kind("step"))
