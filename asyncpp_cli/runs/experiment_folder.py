@@ -23,7 +23,7 @@ from msgspec import structs
 from asyncpp_cli.base.atomic_files import write_record
 from asyncpp_cli.base.console import command
 from asyncpp_cli.base.errors import DamagedError, UserError
-from asyncpp_cli.runs.run_folder import Run, RunId
+from asyncpp_cli.runs.run_folder import Inside, Run, RunId
 from stages.config.records import FileRecord, Record, read_bytes, read_record
 
 EXPERIMENT_FILE = "experiment.json"
@@ -53,6 +53,9 @@ class _Description(FileRecord, frozen=True, kw_only=True):
     allowed_code: tuple[str, ...] = ()
 
 
+_DESCRIBED = ("name", "template", "cells", "allowed_code")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """An experiment's folder and the content of its experiment.json."""
@@ -65,22 +68,11 @@ class Experiment:
     allowed_code: tuple[str, ...] = ()
     """Code of the user's own that the cells name, `module:name`: confirmed when they were made."""
 
-    @property
-    def own_template(self) -> Path:
-        return self.folder / "template.yaml"
-
-    @property
-    def resolved_template(self) -> Path:
-        return self.folder / "resolved.yaml"
-
-    @property
-    def submissions(self) -> Path:
-        return self.folder / "submissions"
-
-    @property
-    def code(self) -> Path:
-        """Folder of the code snapshots that jobs run."""
-        return self.folder / "code"
+    own_template = Inside("template.yaml")
+    resolved_template = Inside("resolved.yaml")
+    submissions = Inside("submissions")
+    code = Inside("code")
+    """Folder of the code snapshots that jobs run."""
 
     def run(self, cell_id: str) -> Run:
         return Run(self.folder / "runs" / cell_id)
@@ -133,25 +125,14 @@ def open_experiment(folder: Path) -> Experiment:
         if cell.id in seen:
             raise UserError(f"{file}: cells[{index}].id is {cell.id}, which is an earlier cell's")
         seen.add(cell.id)
-    return Experiment(
-        folder=folder,
-        name=read.name,
-        template=read.template,
-        cells=read.cells,
-        allowed_code=read.allowed_code,
-    )
+    return Experiment(folder=folder, **{name: getattr(read, name) for name in _DESCRIBED})
 
 
 def write_experiment(experiment: Experiment) -> None:
     """Write experiment.json, with the hashes of the configurations as they are."""
     cells = tuple(_with_hash(cell, experiment.run(cell.id)) for cell in experiment.cells)
-    description = _Description(
-        name=experiment.name,
-        template=experiment.template,
-        cells=cells,
-        allowed_code=experiment.allowed_code,
-    )
-    write_record(experiment.folder / EXPERIMENT_FILE, description)
+    described = {name: getattr(experiment, name) for name in _DESCRIBED} | {"cells": cells}
+    write_record(experiment.folder / EXPERIMENT_FILE, _Description(**described))
 
 
 def _with_hash(cell: Cell, run: Run) -> Cell:

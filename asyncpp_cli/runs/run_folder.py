@@ -98,6 +98,16 @@ _seen: dict[Path, tuple[float, float, float]] = {}
 _HASH_IN_ID = re.compile(rf"-([0-9a-f]{{{HASH_DIGITS}}})$")
 
 
+class Inside:
+    """A path in the `folder` of an experiment, a run or an attempt, declared as a field of its class."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, place: Any, _kind: type) -> Path:
+        return Path(place.folder / self._name)
+
+
 @dataclass(frozen=True)
 class Run:
     """A run's folder."""
@@ -108,38 +118,15 @@ class Run:
     def id(self) -> str:
         return self.folder.name
 
-    @property
-    def config_file(self) -> Path:
-        return self.folder / "config.yaml"
-
-    @property
-    def status_file(self) -> Path:
-        return self.folder / "status.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def timeline_file(self) -> Path:
-        return self.folder / "timeline.json"
-
-    @property
-    def logs(self) -> Path:
-        return self.folder / "logs"
-
-    @property
-    def code(self) -> Path:
-        """Copy of the run's own code."""
-        return self.folder / "code"
-
-    @property
-    def attempts(self) -> Path:
-        return self.folder / "attempts"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
+    config_file = Inside("config.yaml")
+    status_file = Inside("status.json")
+    metrics_file = Inside("metrics.jsonl")
+    timeline_file = Inside("timeline.json")
+    logs = Inside("logs")
+    code = Inside("code")
+    """Copy of the run's own code."""
+    attempts = Inside("attempts")
+    checkpoints = Inside("checkpoints")
 
     @property
     def saved_steps(self) -> tuple[int, ...]:
@@ -181,10 +168,6 @@ class Run:
             return modified(lock)
         except OSError:
             return time.time() - CLOCK_MARGIN
-
-    def log_file(self, *, attempt: int, rank: int) -> Path:
-        """Output of a rank in an attempt."""
-        return self.logs / f"attempt-{attempt}-rank-{rank}.log"
 
     def config(self) -> RunConfig:
         """The run's resolved configuration.

@@ -26,6 +26,7 @@ from asyncpp_cli.report.formats.options import ReportOptions
 from asyncpp_cli.report.formats.page import page_data
 from asyncpp_cli.report.formats.records import csv_text, to_csv, to_json
 from asyncpp_cli.report.formats.text import to_markdown, to_text
+from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.status import State, Status
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e\udcff\r\b"
@@ -67,7 +68,7 @@ def experiment(tmp_path: Path) -> Path:
         status=Status(state=State.FAILED, attempt=1, step=2, steps=4, reason=f"=cmd {EVIL}"),
     )
     run.logs.mkdir()
-    run.log_file(attempt=1, rank=0).write_text(f"loss {EVIL}\n", errors="surrogateescape")
+    Attempt(run, 1).log_file(0).write_text(f"loss {EVIL}\n", errors="surrogateescape")
     description = made.folder / "experiment.json"
     edit(description, name=f"evil {EVIL}")
     return made.folder

@@ -162,7 +162,7 @@ class _Replays:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(joining, "claim", partial(claim, until=task.until))
                 ended = asyncpp("train", task.run.folder, "--replay")
-            log = task.run.log_file(attempt=task.run.status().attempt, rank=0)
+            log = Attempt(task.run, task.run.status().attempt).log_file(0)
             if log.parent.is_dir():
                 log.write_text(ended.output + ended.errors)
         return [task.run.status() for task in self._tasks]

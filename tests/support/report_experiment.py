@@ -223,7 +223,7 @@ def begun(run: Run) -> None:
     """Add a completed attempt and its log to a run."""
     attempt = claimed(run, processes=1, replay=True, steps=4)
     attempt.record_start(0, this_process())
-    run.log_file(attempt=1, rank=0).write_text("a line\n")
+    attempt.log_file(0).write_text("a line\n")
     end_rank(attempt, 0, code=0, signal_number=None, stopped=False)
     assert run.status().state == State.COMPLETED
 

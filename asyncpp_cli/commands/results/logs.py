@@ -115,9 +115,10 @@ def _follow(experiment: Experiment, run: Run, *, attempt: int | None, rank: int 
     run_status = follow(experiment, run, attempt=attempt, rank=rank, out=sys.stdout, announce=announce)
     status = run_status.status
     say(f"{run.id} is {status.state}" + (f": {status.reason}" if status.reason else ""))
-    blamed = blamed_rank(Attempt(run, status.attempt)) if status.attempt else None
+    latest = Attempt(run, status.attempt)
+    blamed = blamed_rank(latest) if status.attempt else None
     if blamed is not None and rank is None and shown and shown[-1].rank != blamed:
-        say(f"rank {blamed} failed first: {run.log_file(attempt=status.attempt, rank=blamed)}")
+        say(f"rank {blamed} failed first: {latest.log_file(blamed)}")
 
 
 def _say_files(run: Run, log: RankLog) -> None:

@@ -299,7 +299,7 @@ def supervise(
     for rank in ranks:
         of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank - first_here)}
         try:
-            with attempt.run.log_file(attempt=attempt.number, rank=rank).open("ab") as log:
+            with attempt.log_file(rank).open("ab") as log:
                 # The child ends when its standard input closes, so it does not outlive its supervisor.
                 child = subprocess.Popen(
                     command,

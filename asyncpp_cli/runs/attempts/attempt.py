@@ -42,7 +42,7 @@ from asyncpp_cli.runs.attempts.files import (
     StopRequest,
 )
 from asyncpp_cli.runs.processes import ProcessId, is_gone, is_local, seconds_since, send_signal
-from asyncpp_cli.runs.run_folder import Run, is_copy, modified
+from asyncpp_cli.runs.run_folder import Inside, Run, is_copy, modified
 from asyncpp_cli.runs.status import Cause
 from stages.config.records import read_record
 from stages.config.run_config import SiteConfig
@@ -63,15 +63,14 @@ class Attempt:
     def folder(self) -> Path:
         return self.run.attempts / str(self.number)
 
-    @property
-    def rendezvous(self) -> Path:
-        """Folder through which the ranks find each other."""
-        return self.folder / "rendezvous"
+    rendezvous = Inside("rendezvous")
+    """Folder through which the ranks find each other."""
+    startup_log = Inside("starting.err")
+    """Errors of the local process that starts the ranks."""
 
-    @property
-    def startup_log(self) -> Path:
-        """Errors of the local process that starts the ranks."""
-        return self.folder / "starting.err"
+    def log_file(self, rank: int) -> Path:
+        """Output of a rank."""
+        return self.run.logs / f"attempt-{self.number}-rank-{rank}.log"
 
     def file(self, kind: type[AttemptFile], rank: int | None = None) -> Path:
         """Path of one of the attempt's files."""

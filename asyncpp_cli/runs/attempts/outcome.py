@@ -65,7 +65,7 @@ def _first_cause(attempt: Attempt, ends: Mapping[int, RankEnd | None]) -> tuple[
     causes: list[tuple[_Group, _When, Cause, str]] = []
     when = _when(attempt)
     for rank, end in ends.items():
-        log = attempt.run.log_file(attempt=attempt.number, rank=rank)
+        log = attempt.log_file(rank)
         see = f" (logs/{log.name})" if log.exists() else ""
         if end is None:
             causes.append((_Group.KILLED, (-1, 0.0), Cause.KILLED, _unrecorded_end(attempt, rank)))
@@ -126,7 +126,7 @@ def vanished(attempt: Attempt, ranks: int) -> str:
 
 
 def _unrecorded_end(attempt: Attempt, rank: int) -> str:
-    log = attempt.run.log_file(attempt=attempt.number, rank=rank)
+    log = attempt.log_file(rank)
     see = f" (logs/{log.name})" if log.exists() else ""
     no_room = "no space is left on its disk" if shutil.disk_usage(attempt.folder).free == 0 else ""
     how = "vanished: killed by SIGKILL, or its machine stopped"
@@ -155,21 +155,17 @@ def blamed_rank(attempt: Attempt) -> int | None:
 def last_lines(attempt: Attempt) -> list[str]:
     """The last lines printed by the rank that ended the attempt."""
     rank = blamed_rank(attempt)
-    if rank is None:
-        return []
-    log = attempt.run.log_file(attempt=attempt.number, rank=rank)
-    return tail(log) if log.exists() else []
+    return [] if rank is None else tail(attempt.log_file(rank))
 
 
 def tail(log: Path) -> list[str]:
-    """The last non-empty lines of a file, each cut to 300 characters."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    """The last non-empty lines of a file, each cut to 300 characters; none if it is missing."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     return [line[:300] for line in lines if line.strip()][-_LINES:]
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+    return (tail(log) or [""])[-1].strip()
 
 
 def _signal_name(number: int) -> str:

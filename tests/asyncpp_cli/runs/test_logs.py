@@ -36,7 +36,7 @@ def begun(run: Run) -> Attempt:
 
 
 def log(attempt: Attempt, rank: int) -> Path:
-    return attempt.run.log_file(attempt=attempt.number, rank=rank)
+    return attempt.log_file(rank)
 
 
 def end(attempt: Attempt, *codes: int) -> None:

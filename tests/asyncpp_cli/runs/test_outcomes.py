@@ -145,7 +145,7 @@ def test_the_reason_is_the_first_cause_and_names_rank_and_signal(run: Run) -> No
     assert ended(attempt, 1, 1).reason == "rank 1: FloatingPointError: loss is not finite"
 
     attempt = claimed(run, processes=2, replay=False, steps=5)
-    run.log_file(attempt=attempt.number, rank=0).write_text("Traceback\nMemoryError: none left\n\n")
+    attempt.log_file(0).write_text("Traceback\nMemoryError: none left\n\n")
     assert "exit code 1: MemoryError: none left (logs/attempt-5-rank-0.log)" in ended(attempt, 1, 0).reason
 
 
