@@ -56,56 +56,13 @@ def shown_progress(
         yield _Display(bar, done_before=done_before, pauses=pauses, expected=expected, remark=remark).update
 
 
-class _Total:
-    """Progress of all runs together."""
+def _most_steps(statuses: Sequence[tuple[Run, Status]]) -> int:
+    return max((status.steps for _, status in statuses), default=0) or 1
 
-    def __init__(self, *, done_before: int, expected: Mapping[str, float] = MappingProxyType({})) -> None:
-        self._done_before = done_before
-        self._expected = expected
-        self._first: tuple[float, float] | None = None
 
-    def line(self, statuses: Sequence[tuple[Run, Status]]) -> str:
-        """`12 of 18 done, about 1:23 remaining`; without the time if it is unknown."""
-        done, count = self.counts([status for _, status in statuses])
-        left = self.remaining(statuses)
-        about = f", about {duration(left)} remaining" if left else ""
-        return f"{done} of {count} done{about}"
-
-    def counts(self, statuses: Sequence[Status]) -> tuple[int, int]:
-        """Number of runs that are done, and of all."""
-        done = sum(is_done(status, until=status.steps) for status in statuses)
-        return self._done_before + done, self._done_before + len(statuses)
-
-    def done(self, statuses: Sequence[Status]) -> float:
-        """Number of runs that are done, of the others the share of their steps."""
-        # A run that has not begun has no step count.
-        most = max((status.steps for status in statuses), default=0) or 1
-        return self._done_before + sum(self._share(status, most) for status in statuses)
-
-    def remaining(self, statuses: Sequence[tuple[Run, Status]], *, now: float | None = None) -> float | None:
-        """Seconds until all have ended; None if unknown.
-
-        By the expected seconds of each run, or else assuming equal time per step; and by how fast they have
-        been so far, which in the first minute says little beside what is expected.
-        """
-        if not any(status.steps for _, status in statuses):
-            return None
-        now = time.monotonic() if now is None else now
-        most = max((status.steps for _, status in statuses), default=0) or 1
-        work = {run.id: self._expected.get(run.id, status.steps or most) for run, status in statuses}
-        done = sum(work[run.id] * self._share(status, most) for run, status in statuses)
-        if self._first is None:
-            self._first = now, done
-        since, before = self._first
-        trust = _TRUST_SECONDS if self._expected else 0.0
-        if done - before + trust <= 0 or now - since + trust <= 0:
-            return None
-        return (now - since + trust) / (done - before + trust) * (sum(work.values()) - done)
-
-    @staticmethod
-    def _share(status: Status, most: int) -> float:
-        """Share of a run that is done, in 0..1."""
-        return 1.0 if is_done(status, until=status.steps) else min(1.0, status.step / (status.steps or most))
+def _share(status: Status, most: int) -> float:
+    """Share of a run that is done, in 0..1; `most`: steps of one that has not begun, and has no count."""
+    return 1.0 if is_done(status, until=status.steps) else min(1.0, status.step / (status.steps or most))
 
 
 def _ended_line(run: Run, status: Status) -> str:
@@ -136,17 +93,19 @@ class _Display:
         self,
         bar: Progress | None,
         *,
-        done_before: int,
+        done_before: int = 0,
         pauses: Pauses = NO_PAUSES,
         expected: Mapping[str, float] = MappingProxyType({}),
         remark: Remark | None = None,
     ) -> None:
         self._bar = bar
+        self._done_before = done_before
         self._pauses = pauses
+        self._expected = expected
         self._remark = remark
         self._spoke = time.monotonic()
         self._states: dict[str, tuple[State, int]] = {}
-        self._total = _Total(done_before=done_before, expected=expected)
+        self._first: tuple[float, float] | None = None
         if bar is not None:
             self._task = bar.add_task("")
 
@@ -154,7 +113,10 @@ class _Display:
         """Show how the runs stand; `now`: seconds of the monotonic clock."""
         now = time.monotonic() if now is None else now
         towards = [(run, self._towards_pause(run, status)) for run, status in statuses]
-        total = self._total.line(towards)
+        done = self._done_before + sum(is_done(status, until=status.steps) for _, status in towards)
+        count = self._done_before + len(towards)
+        left = self.remaining(towards, now=now)
+        total = f"{done} of {count} done" + (f", about {duration(left)} remaining" if left else "")
         for run, status in towards:
             if (line := self._event(run, status)) is not None:
                 ended = self._bar is None and len(towards) > 1 and status.state != State.RUNNING
@@ -169,13 +131,29 @@ class _Display:
                 self._say(f"training     {standing} ({total})")
                 self._spoke = now
         else:
-            known = [status for _, status in towards]
-            self._bar.update(
-                self._task,
-                description="\n".join(filter(None, (total, standing))),
-                completed=self._total.done(known),
-                total=self._total.counts(known)[1],
-            )
+            most = _most_steps(towards)
+            shares = self._done_before + sum(_share(status, most) for _, status in towards)
+            description = "\n".join(filter(None, (total, standing)))
+            self._bar.update(self._task, description=description, completed=shares, total=count)
+
+    def remaining(self, statuses: Sequence[tuple[Run, Status]], *, now: float) -> float | None:
+        """Seconds until all have ended; None if unknown.
+
+        By the expected seconds of each run, or else assuming equal time per step; and by how fast they have
+        been so far, which in the first minute says little beside what is expected.
+        """
+        if not any(status.steps for _, status in statuses):
+            return None
+        most = _most_steps(statuses)
+        work = {run.id: self._expected.get(run.id, status.steps or most) for run, status in statuses}
+        done = sum(work[run.id] * _share(status, most) for run, status in statuses)
+        if self._first is None:
+            self._first = now, done
+        since, before = self._first
+        trust = _TRUST_SECONDS if self._expected else 0.0
+        if done - before + trust <= 0 or now - since + trust <= 0:
+            return None
+        return (now - since + trust) / (done - before + trust) * (sum(work.values()) - done)
 
     def _event(self, run: Run, status: Status) -> str | None:
         """A line if the run has started or ended since the last update; else None."""

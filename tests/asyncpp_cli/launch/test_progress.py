@@ -13,14 +13,14 @@ import pytest
 from rich.console import Console
 
 from asyncpp_cli.base.progress import progress_bar
-from asyncpp_cli.launch.progress import _Display, _Total, shown_progress
+from asyncpp_cli.launch.progress import _Display, shown_progress
 from asyncpp_cli.runs.attempts.recorder import StepLines
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
 
 
-def test_how_many_of_all_runs_are_done_and_how_long_the_others_take() -> None:
-    whole = _Total(done_before=6)
+def test_how_long_runs_that_are_left_take() -> None:
+    whole = _Display(None)
     completed = Status(state=State.COMPLETED, attempt=1, step=100, steps=100)
     half = Status(state=State.RUNNING, attempt=1, step=50, steps=100)
     waiting = Status(state=State.PENDING)
@@ -29,14 +29,12 @@ def test_how_many_of_all_runs_are_done_and_how_long_the_others_take() -> None:
     assert whole.remaining(begun, now=10.0) is None
     later = list(zip(runs, [completed, half, waiting], strict=True))
     assert whole.remaining(later, now=40.0) == pytest.approx(90.0)
-    assert whole.counts([completed, half, waiting]) == (7, 9)
-    assert whole.line([(Run(Path("a")), completed)]) == "7 of 7 done"
     # Where none has begun nobody knows how much there is to do.
-    assert _Total(done_before=0).remaining([(Run(Path("a")), waiting)], now=1.0) is None
+    assert _Display(None).remaining([(Run(Path("a")), waiting)], now=1.0) is None
 
 
 def test_the_remaining_time_begins_as_expected_and_follows_the_pace() -> None:
-    total = _Total(done_before=0, expected={"short": 60.0, "long": 540.0})
+    total = _Display(None, expected={"short": 60.0, "long": 540.0})
     short, long = Run(Path("short")), Run(Path("long"))
     pending = Status(state=State.PENDING)
     running = Status(state=State.RUNNING, attempt=1, step=0, steps=100)
