@@ -112,23 +112,24 @@ def new_folder(folder: Path) -> Iterator[Path]:
     folder = real_folder(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already; name a new or empty folder")
+    with folder_at_once(folder) as temporary, filling(folder):
+        yield temporary
+
+
+@contextmanager
+def folder_at_once(folder: Path) -> Iterator[Path]:
+    """Yields a hidden folder next to `folder` to fill, which is renamed to it at the end, or removed."""
     with doing("made", folder):
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_folder(folder)
+        temporary = temporary_name(folder.absolute())
+        temporary.mkdir()
     try:
-        with filling(folder):
-            yield temporary
+        yield temporary
+        # rename(2) replaces an empty folder at most.
         temporary.replace(folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-def temporary_folder(folder: Path) -> Path:
-    """Make a hidden folder next to `folder`, to be filled and renamed to it."""
-    temporary = temporary_name(folder.absolute())
-    temporary.mkdir()
-    return temporary
 
 
 def real_folder(folder: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from asyncpp_cli.base.atomic_files import real_folder, temporary_folder, write_bytes, write_text
+from asyncpp_cli.base.atomic_files import folder_at_once, real_folder, write_bytes, write_text
 from asyncpp_cli.base.console import quoted, say
 from asyncpp_cli.base.errors import DamagedError, UserError, doing
 from asyncpp_cli.experiment.existing_cells import (
@@ -110,27 +109,22 @@ def _make(experiment: Experiment, cells: list[ResolvedCell], template: Template)
     Returns:
         False if another process has created something in its place meanwhile.
     """
-    folder = real_folder(experiment.folder)
-    with doing("made", experiment.folder):
-        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_folder(folder)
+    copies = CodeCopies()
     try:
-        staged = replace(experiment, folder=temporary)
-        copies = CodeCopies()
-        hashed = tuple(
-            structs.replace(
-                resolved.cell,
-                config_sha256=_write_run(
-                    staged.run(resolved.cell.id), resolved, copies, write=Path.write_bytes
-                ),
+        with folder_at_once(real_folder(experiment.folder)) as temporary:
+            staged = replace(experiment, folder=temporary)
+            hashed = tuple(
+                structs.replace(
+                    resolved.cell,
+                    config_sha256=_write_run(
+                        staged.run(resolved.cell.id), resolved, copies, write=Path.write_bytes
+                    ),
+                )
+                for resolved in cells
             )
-            for resolved in cells
-        )
-        _write_description(replace(staged, cells=hashed), template)
-        temporary.replace(folder)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            _write_description(replace(staged, cells=hashed), template)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             return False
         raise
     return True

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from asyncpp_cli.base.atomic_files import temporary_folder
+from asyncpp_cli.base.atomic_files import folder_at_once
 from asyncpp_cli.base.version import running_stamp, write_stamp
 
 _ROOT = Path(__file__).parents[3]
@@ -38,17 +38,14 @@ def copy_code(folder: Path) -> Path:
     target = folder / code_hash()
     if target.is_dir():
         return target
-    folder.mkdir(exist_ok=True)
-    making = temporary_folder(target)
     try:
-        for file in _files():
-            copied = making / file.relative_to(_ROOT)
-            copied.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copied)
-        write_stamp(running_stamp(), making)
-        making.replace(target)
+        with folder_at_once(target) as making:
+            for file in _files():
+                copied = making / file.relative_to(_ROOT)
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copied)
+            write_stamp(running_stamp(), making)
     except OSError:
-        shutil.rmtree(making, ignore_errors=True)
         if not target.is_dir():  # unless another process has made it
             raise
     return target

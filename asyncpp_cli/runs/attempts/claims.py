@@ -6,8 +6,6 @@ any filesystem, and only while no other attempt is running.
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +13,7 @@ from typing import Any
 
 from msgspec import structs
 
-from asyncpp_cli.base.atomic_files import temporary_folder, write_record
+from asyncpp_cli.base.atomic_files import folder_at_once, write_record
 from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, Job, Scheduler
@@ -99,14 +97,11 @@ def claim(
 def _create(attempt: Attempt, description: Claimed) -> bool:
     """Create the attempt's folder with its description; False if the folder exists."""
     attempt.run.attempts.mkdir(exist_ok=True)
-    temporary = temporary_folder(attempt.folder)
+    placed = structs.replace(description, folder=str(attempt.folder.absolute()))
     try:
-        placed = structs.replace(description, folder=str(attempt.folder.absolute()))
-        write_record(temporary / attempt.file(Claimed).name, placed)
-        # rename(2) replaces an empty folder at most, never one that has a description.
-        os.rename(temporary, attempt.folder)  # noqa: PTH104 (Path.replace hides what this relies on)
+        with folder_at_once(attempt.folder) as temporary:
+            write_record(temporary / attempt.file(Claimed).name, placed)
     except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)
         if attempt.folder.exists():
             return False
         raise
