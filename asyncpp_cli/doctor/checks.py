@@ -187,10 +187,10 @@ def submission_check(site: Site) -> Check:
         cpus_per_task=cpus,
         gpus_per_node=ranks if site.gpus_per_node else 0,
     )
-    job = BatchJob(name="asyncpp-doctor", shape=shape, tasks=1, code="")
+    job = BatchJob(name="asyncpp-doctor", shape=shape, tasks=1, command=sbatch.array_command(""), code="")
     with tempfile.TemporaryDirectory(prefix="asyncpp-doctor-") as made:
         file = Path(made) / "job.sh"
-        file.write_text(sbatch.array_script(site, Path(made), job))
+        file.write_text(sbatch.script(site, Path(made), job))
         try:
             slurm.run_command(["sbatch", "--test-only", f"--chdir={made}", str(file)])
         except SlurmError as error:

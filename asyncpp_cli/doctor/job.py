@@ -52,16 +52,11 @@ def job_checks(site: Site, folder: Path) -> Iterator[Check]:
         shutil.copy(node_check.__file__, made / "node_check.py")
         copy_code(made / "code")
         node_count = 1 if site.max_nodes == 1 else 2
-        job_id = sbatch.submit_job(
-            short,
-            made,
-            name="asyncpp-doctor",
-            nodes=node_count,
-            command=_command(site, made),
-            after=[],
-            code="none",
-            output="doctor-%j.out",
+        command = _command(site, made)
+        job = sbatch.small_job(
+            "asyncpp-doctor", command, nodes=node_count, code="none", output="doctor-%j.out"
         )
+        job_id = sbatch.submit(short, made, job)
         names = [f"answer-{rank}.json" for rank in range(node_count)]
         problem = _wait(made, names, job_id, seconds=_JOB_TIMEOUT)
         nodes_found = [] if problem else [_read(made / name) for name in names]

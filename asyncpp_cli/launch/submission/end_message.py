@@ -109,16 +109,14 @@ def submit_end_job(site: Site, submission: Submission, *, after: Sequence[str]) 
     write_record(folder / _FILE, _Notice(on_end=site.on_end, site_file=str(site.file.absolute())))
     flags = {name: value for name, value in site.flags.items() if name not in _FLAGS_OF_RUNS}
     memory = None if site.memory is None else _MEMORY
-    return sbatch.submit_job(
-        replace(site, time=_MINUTES, memory=memory, flags=flags),
-        folder,
-        name=submission.end,
-        nodes=1,
-        command=[submission.interpreter, "-P", "-m", "asyncpp_cli.launch.submission.end_message", _FILE],
+    job = sbatch.small_job(
+        submission.end,
+        [submission.interpreter, "-P", "-m", "asyncpp_cli.launch.submission.end_message", _FILE],
         after=after,
         code=submission.code,
         output="end-%j.out",
     )
+    return sbatch.submit(replace(site, time=_MINUTES, memory=memory, flags=flags), folder, job)
 
 
 def main() -> None:

@@ -25,22 +25,31 @@ class BatchJob:
     name: str
     shape: JobShape
     """Resources of each task."""
-    tasks: int | None
+    command: str
+    """What each task runs on its first node, in bash."""
+    tasks: int | None = None
     """Number of tasks; None: a single job, no array."""
     at_once: int = 1
     """Tasks that may run at the same time."""
     code: str
     """Folder under EXPERIMENT/code with the code to run."""
-    manifest: str = ""
-    """Manifest that the tasks read, in the submission's folder."""
     time: str = ""
     """Time limit, in sbatch's notation; empty: the site's."""
+    after: Sequence[str] = ()
+    """Ids of jobs that must have ended first, successfully or not."""
+    output: str = "%A_%a.out"
+    """File for its output, in sbatch's notation; relative, as SLURM would expand % patterns in the path."""
 
 
-def array_script(site: Site, folder: Path, job: BatchJob) -> str:
-    """The script that `submit_array` hands to sbatch, for people to read."""
-    executor = _executor(site, folder, job)
-    return str(executor._make_submission_file_text(_array_command(job.manifest), "0"))
+def small_job(name: str, command: Sequence[str], *, nodes: int = 1, **further: Any) -> BatchJob:
+    """A job with one task per node, which runs a command on the first one; `further` fields as given."""
+    shape = JobShape(nodes=nodes, tasks=nodes, tasks_per_node=1, cpus_per_task=1, gpus_per_node=0)
+    return BatchJob(name=name, shape=shape, command=f"exec {shlex.join(command)}", **further)
+
+
+def script(site: Site, folder: Path, job: BatchJob) -> str:
+    """The script that `submit` hands to sbatch, for people to read."""
+    return str(_executor(site, folder, job)._make_submission_file_text(job.command, "0"))
 
 
 _KEY_OF_FLAG = {
@@ -66,57 +75,23 @@ def annotated(script: str, site: Site) -> str:
     return "\n".join(lines)
 
 
-def submit_array(site: Site, folder: Path, job: BatchJob, *, after: str | None) -> str:
-    """Submit one array; SLURM's id for it.
-
-    Args:
-        site: site profile.
-        folder: the submission's folder; working folder of the jobs.
-        job: the array.
-        after: id of an array that must have ended first, successfully or not.
-
-    Raises:
-        SlurmError: sbatch refuses; the message is sbatch's.
-    """
-    executor = _executor(site, folder, job)
-    if after is not None:
-        _add_dependency(executor, [after])
-    return _submitted(executor, _array_command(job.manifest))
-
-
-def submit_job(
-    site: Site,
-    folder: Path,
-    *,
-    name: str,
-    nodes: int,
-    command: Sequence[str],
-    after: Sequence[str],
-    code: str,
-    output: str,
-) -> str:
-    """Submit a small job with one task per node; SLURM's id for it.
+def submit(site: Site, folder: Path, job: BatchJob) -> str:
+    """Submit a job; SLURM's id for it.
 
     Args:
         site: site profile.
         folder: the submission's folder; working folder of the job.
-        name: name of the job.
-        nodes: number of nodes.
-        command: command to run on the first node.
-        after: ids of jobs that must have ended first, successfully or not.
-        code: folder under EXPERIMENT/code with the code to run.
-        output: name of the file for its output, in sbatch's notation.
+        job: the job.
 
     Raises:
         SlurmError: sbatch refuses; the message is sbatch's.
     """
-    shape = JobShape(nodes=nodes, tasks=nodes, tasks_per_node=1, cpus_per_task=1, gpus_per_node=0)
-    job = BatchJob(name=name, shape=shape, tasks=None, code=code)
-    executor = _executor(site, folder, job)
-    if after:
-        _add_dependency(executor, after)
-    executor.parameters["additional_parameters"]["output"] = output
-    return _submitted(executor, f"exec {shlex.join(command)}")
+    from submitit.core.utils import FailedSubmissionError
+
+    try:
+        return str(_executor(site, folder, job)._submit_command(job.command))
+    except FailedSubmissionError as error:
+        raise SlurmError(f"sbatch: {error_text(str(error))}") from None
 
 
 def check_folder_name(folder: Path) -> None:
@@ -130,14 +105,8 @@ def check_folder_name(folder: Path) -> None:
         raise UserError(f"{path}: SLURM would expand {found[0]} in the path of a job; rename the folder")
 
 
-def _add_dependency(executor: Any, others: Sequence[str]) -> None:
-    """Make a job wait for others to end, besides any dependency in the site's flags."""
-    parameters = executor.parameters["additional_parameters"]
-    site_dependency = [parameters["dependency"]] if "dependency" in parameters else []
-    parameters["dependency"] = ",".join([f"afterany:{':'.join(others)}", *site_dependency])
-
-
-def _array_command(manifest: str) -> str:
+def array_command(manifest: str) -> str:
+    """The command of an array's tasks, which read this file in the submission's folder."""
     words = [interpreter(), "-P", "-u", "-m", "asyncpp_cli.launch.job.array_entry", manifest]
     # Until the program listens, signals are ignored rather than fatal.
     return f"trap '' TERM USR2; {SIGNAL_VARIABLE}=$asyncpp_told exec {shlex.join(words)}"
@@ -192,7 +161,7 @@ def _executor(site: Site, folder: Path, job: BatchJob) -> Any:
         use_srun=False,
         stderr_to_stdout=True,
         setup=_setup(site, code=job.code),
-        additional_parameters=_additional_parameters(site, job.shape),
+        additional_parameters=_additional_parameters(site, job),
         **{key: value for key, value in optional.items() if value is not None},
     )
     if job.tasks is not None:
@@ -200,15 +169,17 @@ def _executor(site: Site, folder: Path, job: BatchJob) -> Any:
     return executor
 
 
-def _additional_parameters(site: Site, shape: JobShape) -> dict[str, Any]:
-    gpus = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
+def _additional_parameters(site: Site, job: BatchJob) -> dict[str, Any]:
+    per_node = job.shape.gpus_per_node
+    gpus = f"{site.gpu_type}:{per_node}" if site.gpu_type else str(per_node)
+    after = [f"afterany:{':'.join(job.after)}", *filter(None, [site.flags.get("dependency")])]
     return {
-        "ntasks": shape.tasks,
-        # Relative: SLURM would expand % patterns in an absolute path.
-        "output": "%A_%a.out",
+        "ntasks": job.shape.tasks,
+        "output": job.output,
         "requeue": True,
-        **({"gres": f"gpu:{gpus}"} if shape.gpus_per_node else {}),
+        **({"gres": f"gpu:{gpus}"} if per_node else {}),
         **site.flags,
+        **({"dependency": ",".join(after)} if job.after else {}),
     }
 
 
@@ -243,15 +214,6 @@ def _setup(site: Site, *, code: str) -> list[str]:
 def _flag_of(line: str) -> str:
     match = re.match(r"#SBATCH --([a-z0-9-]+)", line)
     return match[1] if match else ""
-
-
-def _submitted(executor: Any, command: str) -> str:
-    from submitit.core.utils import FailedSubmissionError
-
-    try:
-        return str(executor._submit_command(command))
-    except FailedSubmissionError as error:
-        raise SlurmError(f"sbatch: {error_text(str(error))}") from None
 
 
 _KEYS = (

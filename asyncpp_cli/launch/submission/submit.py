@@ -19,7 +19,7 @@ from asyncpp_cli.launch.common.arrays import (
 from asyncpp_cli.launch.common.options import LaunchOptions
 from asyncpp_cli.launch.submission import sbatch
 from asyncpp_cli.launch.submission.end_message import submit_end_job
-from asyncpp_cli.launch.submission.sbatch import BatchJob, profile_keys
+from asyncpp_cli.launch.submission.sbatch import BatchJob, profile_keys, small_job
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.processes import user_name
 from asyncpp_cli.sites.profile import Site, site_option
@@ -141,22 +141,20 @@ def _queue(
     folder = submission.folder.absolute()
     try:
         for array, planned_array in zip(submission.arrays, planned, strict=True):
-            code, file = submission.code, array.file
-            job = _batch_job(planned_array, name=array.name, code=code, manifest=file)
-            ids[array.name] = _submit_array(site, folder, job, after=ids.get(array.after))
+            job = _batch_job(planned_array, name=array.name, code=submission.code, manifest=array.file)
+            job = replace(job, after=[ids[array.after]] if array.after else ())
+            ids[array.name] = _submit_array(site, folder, job)
         if submission.end:
             ids[submission.end] = submit_end_job(site, submission, after=[*live, *ids.values()])
         if submission.follow_up:
-            ids[submission.follow_up] = sbatch.submit_job(
-                site,
-                folder,
-                name=submission.follow_up,
-                nodes=1,
-                command=[submission.interpreter, "-P", "-m", "asyncpp_cli", *then],
+            job = small_job(
+                submission.follow_up,
+                [submission.interpreter, "-P", "-m", "asyncpp_cli", *then],
                 after=[*live, *ids.values()],
                 code=submission.code,
                 output="tune-%j.out",
             )
+            ids[submission.follow_up] = sbatch.submit(site, folder, job)
     except SlurmError as refusal:
         try:
             # By name: SLURM may have queued the job whose answer sbatch has not waited for.
@@ -183,20 +181,20 @@ def _batch_job(array: PlannedArray, *, name: str, code: str, manifest: str) -> B
         shape=array.shape,
         tasks=len(array.runs),
         at_once=array.throttle.at_once,
+        command=sbatch.array_command(manifest),
         code=code,
-        manifest=manifest,
         time=array.time,
     )
 
 
-def _submit_array(site: Site, folder: Path, job: BatchJob, *, after: str | None) -> str:
+def _submit_array(site: Site, folder: Path, job: BatchJob) -> str:
     """Submit one array; SLURM's id for it.
 
     Raises:
         SlurmError: sbatch refuses; names the shape and the keys of the profile that may be the cause.
     """
     try:
-        return sbatch.submit_array(site, folder, job, after=after)
+        return sbatch.submit(site, folder, job)
     except SlurmError as error:
         count = "1 run" if job.tasks == 1 else f"{job.tasks} runs"
         raise SlurmError(
@@ -208,4 +206,4 @@ def array_script(experiment: Experiment, site: Site, array: PlannedArray) -> str
     """The script that an array would be submitted with."""
     name, code = job_name(experiment, Path("NAME"), "1"), snapshot.code_hash()
     job = _batch_job(array, name=name, code=code, manifest="array-1.json")
-    return sbatch.array_script(site, experiment.submissions.absolute(), job)
+    return sbatch.script(site, experiment.submissions.absolute(), job)

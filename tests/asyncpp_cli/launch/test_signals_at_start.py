@@ -183,8 +183,10 @@ def test_the_jobs_script_keeps_a_signal_until_its_program_listens(tmp_path: Path
     # The second line is ended by the signal that the job is sent, too.
     site = replace(find_site("testcluster"), setup=["kill -USR2 $$", "sh -c 'kill -TERM $$'"])
     shape = JobShape(nodes=1, tasks=1, tasks_per_node=1, cpus_per_task=1, gpus_per_node=0)
-    script = sbatch.array_script(
-        site, tmp_path, BatchJob(name="e", shape=shape, tasks=1, code="none", manifest="array-1.json")
+    script = sbatch.script(
+        site,
+        tmp_path,
+        BatchJob(name="e", shape=shape, tasks=1, code="none", command=sbatch.array_command("array-1.json")),
     )
     # Where the program stands, one that is sent another signal before it listens.
     program = tmp_path / "program.py"

@@ -18,7 +18,8 @@ from asyncpp_cli.launch.common.arrays import JobShape, PlannedArray, plan_arrays
 from asyncpp_cli.launch.common.options import LaunchOptions
 from asyncpp_cli.launch.common.supervisor import tasks_of_node
 from asyncpp_cli.launch.submission import submit
-from asyncpp_cli.launch.submission.sbatch import BatchJob, array_script
+from asyncpp_cli.launch.submission.sbatch import BatchJob, array_command
+from asyncpp_cli.launch.submission.sbatch import script as script_of
 from asyncpp_cli.planner.cells import expected
 from asyncpp_cli.runs.experiment_folder import Cell, open_experiment
 from asyncpp_cli.runs.settings import with_settings
@@ -32,6 +33,8 @@ from asyncpp_cli.sites.profile import (
     user_folder,
 )
 from stages.config.run_config import RunConfig
+
+COMMAND = array_command("array-1.json")
 
 
 @pytest.fixture(autouse=True)
@@ -200,8 +203,8 @@ def test_the_script_has_what_the_site_adds_and_lacks_what_it_removes(
         "flags: {exclusive: true, licenses: 'a:1 b'}\nremove_flags: [requeue, open-mode]\n",
     )
     shape = shape_of(config(stages=8), site, replay=False)
-    job = BatchJob(name="asyncpp-e-1", shape=shape, tasks=7, at_once=3, code="c0de", manifest="array-1.json")
-    script = array_script(site, tmp_path, job)
+    job = BatchJob(name="asyncpp-e-1", shape=shape, tasks=7, at_once=3, code="c0de", command=COMMAND)
+    script = script_of(site, tmp_path, job)
     flags = dict(
         line.removeprefix("#SBATCH --").partition("=")[::2]
         for line in script.splitlines()
@@ -250,14 +253,15 @@ def test_a_job_ends_where_a_line_of_its_setup_fails(
     own_profiles: Path, tmp_path: Path, setup: list[str], failed: str
 ) -> None:
     site = site_of(own_profiles, json.dumps({"setup": setup, "environment": {"A": "b"}}))
-    job = BatchJob(name="a", shape=shape_of(config(stages=2), site, replay=False), tasks=1, code="c0de")
-    done = begun(array_script(site, tmp_path, job), tmp_path, "echo ran")
+    shape = shape_of(config(stages=2), site, replay=False)
+    job = BatchJob(name="a", shape=shape, tasks=1, command=COMMAND, code="c0de")
+    done = begun(script_of(site, tmp_path, job), tmp_path, "echo ran")
     assert (done.output, done.code) == (("", 1) if failed else ("ran\n", 0))
     said = done.errors.strip()
     assert said.startswith(f"{failed} (setup of the site) failed with exit code ") if failed else said == ""
     # A variable that bash does not set is as good as a line that fails.
     site = site_of(own_profiles, "environment: {UID: 5}")
-    done = begun(array_script(site, tmp_path, job), tmp_path, "echo ran")
+    done = begun(script_of(site, tmp_path, job), tmp_path, "echo ran")
     assert (done.output, done.code) == ("", 1)
     assert "setting UID (environment of the site) failed with exit code 1" in done.errors
 
@@ -266,7 +270,8 @@ def test_a_number_in_a_profile_is_a_number_to_sbatch(own_profiles: Path, tmp_pat
     numbers = "{nice: 1e3, priority: 1_0, gpus-per-task: 1e0, mem-per-gpu: 4096, time-min: 90, comment: 1e3}"
     site = site_of(own_profiles, f"flags: {numbers}")
     shape = shape_of(config(stages=2), site, replay=False)
-    script = array_script(site, tmp_path, BatchJob(name="a", shape=shape, tasks=1, code="c0de"))
+    job = BatchJob(name="a", shape=shape, tasks=1, command=COMMAND, code="c0de")
+    script = script_of(site, tmp_path, job)
     for flag in (
         "nice=1000",
         "priority=10",

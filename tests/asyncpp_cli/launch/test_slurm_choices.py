@@ -300,8 +300,8 @@ def test_no_habit_of_the_user_reaches_a_command_of_slurm(
     with pytest.raises(slurm.SlurmError, match="squeue: cannot read"):
         slurm.queued_jobs(["a"])
     site = find_site("testcluster")
-    array = BatchJob(name="a", shape=TABLE.shape, tasks=1, code="")
-    assert sbatch.submit_array(site, commands, array, after=None) == "7"
+    array = BatchJob(name="a", shape=TABLE.shape, tasks=1, command="", code="")
+    assert sbatch.submit(site, commands, array) == "7"
     array_task._run_ranks(claimed(run, processes=1, replay=True, steps=1), TABLE, JOB)
     environments = {
         file.stem: dict(line.split("=", 1) for line in file.read_text().splitlines())
