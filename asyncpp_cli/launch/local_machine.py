@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from math import inf
 from types import FrameType
 from typing import Any
@@ -116,6 +116,7 @@ class Interrupted(Exception):  # noqa: N818 (not an error)
     """Runs that others had started, and that go on."""
 
 
+@dataclass(eq=False)
 class Launcher:
     """Runs tasks on this machine.
 
@@ -130,24 +131,16 @@ class Launcher:
         cancelled: ids of runs not to start; may grow during the launch.
     """
 
-    def __init__(
-        self,
-        tasks: Sequence[Task],
-        *,
-        machine: Machine,
-        max_parallel: int | None,
-        replay: bool,
-        progress: ShowProgress,
-        scheduler: Scheduler | None = None,
-        cancelled: Container[str] = (),
-    ) -> None:
-        self._scheduler = scheduler
-        self._cancelled = cancelled
-        self._tasks = tasks
-        self._machine = machine
-        self._max_parallel = max_parallel
-        self._replay = replay
-        self._progress = progress
+    tasks: Sequence[Task]
+    _: KW_ONLY
+    machine: Machine
+    max_parallel: int | None
+    replay: bool
+    progress: ShowProgress
+    scheduler: Scheduler | None = None
+    cancelled: Container[str] = ()
+
+    def __post_init__(self) -> None:
         self._jobs = LocalJobs()
         self._own: dict[str, tuple[Attempt, Task, tuple[str, ...]]] = {}
         self._host = this_process().host
@@ -189,11 +182,11 @@ class Launcher:
 
         Reading a thousand statuses takes time from the runs that train.
         """
-        for task in self._tasks:
+        for task in self.tasks:
             known = self._statuses.get(task.run.id)
             if known is None or _is_running(known) or (pending and not is_done(known, until=task.until)):
                 self._statuses[task.run.id] = self._status(task.run)
-        statuses = [(task.run, self._statuses[task.run.id]) for task in self._tasks]
+        statuses = [(task.run, self._statuses[task.run.id]) for task in self.tasks]
         for run, status in statuses:
             if run.id in self._own and not self._is_own(status, run):
                 self._give_up(run, status)
@@ -207,13 +200,13 @@ class Launcher:
                 if status.cause == Cause.KILLED and not Attempt(run, status.attempt).ranks_with(RankEnd):
                     say(f"{run.id}: {status.host} has vanished; another machine may start it again")
                     self._tried.discard(run.id)
-        self._progress(statuses)
+        self.progress(statuses)
         return statuses
 
     def _status(self, run: Run) -> Status:
         own = self._own.get(run.id)
         ended = own[0].number if own is not None and self._jobs.ended_with(own[0]) is not None else None
-        return current_status(run, none_to_come=ended, scheduler=self._scheduler)
+        return current_status(run, none_to_come=ended, scheduler=self.scheduler)
 
     def _is_own(self, status: Status, run: Run) -> bool:
         """Whether the attempt that this launcher started is still running; another may follow it at once."""
@@ -234,11 +227,11 @@ class Launcher:
 
     def _next(self, statuses: Sequence[tuple[Run, Status]]) -> Task | None:
         """The next task to start, if resources for it are free."""
-        pairs = list(zip(self._tasks, statuses, strict=True))
+        pairs = list(zip(self.tasks, statuses, strict=True))
         running = [task for task, (_, status) in pairs if _is_running(status) and status.host == self._host]
         for task, (run, status) in pairs:
             if not (_is_running(status) or is_done(status, until=task.until) or run.id in self._tried):
-                if run.id in self._cancelled:
+                if run.id in self.cancelled:
                     self._tried.add(run.id)
                     continue
                 return task if self._fits(task, running) else None
@@ -253,13 +246,13 @@ class Launcher:
             attempt = claim(
                 run,
                 processes=task.resources.processes,
-                replay=self._replay,
+                replay=self.replay,
                 steps=task.config.train.steps,
                 gpus=task.resources.gpus,
                 threads=task.resources.threads,
                 until=task.until,
             )
-            if attempt is not None and run.id in self._cancelled:
+            if attempt is not None and run.id in self.cancelled:
                 # Cancelled between the check and the claim; `cancel` waits for this.
                 attempt.stop("cancelled as it began", cause=Cause.CANCELLED)
                 settle(run, all_over=attempt.number)
@@ -289,42 +282,42 @@ class Launcher:
         """Limit the runs at a time to those that run now, since the machine is out of some resource."""
         if others == 0:
             # None of our runs will free it. Runs of other launches are still watched.
-            self._tried |= {task.run.id for task in self._tasks}
+            self._tried |= {task.run.id for task in self.tasks}
             return
-        self._max_parallel = min(others, self._max_parallel or others)
+        self.max_parallel = min(others, self.max_parallel or others)
         self._tried.discard(run.id)
 
     def _fits(self, task: Task, running: Sequence[Task]) -> bool:
         wanted = task.resources
         if not running:
             return True
-        if self._max_parallel is not None and len(running) >= self._max_parallel:
+        if self.max_parallel is not None and len(running) >= self.max_parallel:
             return False
         if wanted.gpus > len(self._gpus_for(task)):
             self._tell_of_waiting(task)
             return False
-        if wanted.gpus or self._max_parallel is not None:
+        if wanted.gpus or self.max_parallel is not None:
             return True
-        return sum(other.resources.cores for other in running) + wanted.cores <= self._machine.cores
+        return sum(other.resources.cores for other in running) + wanted.cores <= self.machine.cores
 
     def _gpus_for(self, task: Task) -> tuple[str, ...]:
         """GPUs for a run, those with fewest runs first; fewer than it needs where others are taken."""
         runs: Counter[str] = Counter()
         gb: Counter[str] = Counter()
-        most: dict[str, int | None] = dict.fromkeys(self._machine.gpus, task.config.site.runs_per_gpu)
+        most: dict[str, int | None] = dict.fromkeys(self.machine.gpus, task.config.site.runs_per_gpu)
         for _, other, devices in self._own.values():
             runs.update(devices)
             gb.update(dict.fromkeys(devices, other.gpu_gb))
             for device in devices:
                 most[device] = min(filter(None, (most[device], other.config.site.runs_per_gpu)), default=None)
-        room = inf if self._machine.gpu_gb is None else self._machine.gpu_gb - task.gpu_gb
+        room = inf if self.machine.gpu_gb is None else self.machine.gpu_gb - task.gpu_gb
 
         def may_share(device: str) -> bool:
             if (limit := most[device]) is not None:
                 return runs[device] < limit
-            return self._max_parallel is not None and gb[device] <= room
+            return self.max_parallel is not None and gb[device] <= room
 
-        free = [device for device in self._machine.gpus if not runs[device] or may_share(device)]
+        free = [device for device in self.machine.gpus if not runs[device] or may_share(device)]
         return tuple(sorted(free, key=lambda device: runs[device])[: task.resources.gpus])
 
     def _tell_of_waiting(self, task: Task) -> None:
@@ -333,19 +326,19 @@ class Launcher:
         self._told_of_waiting = True
         if (most := task.config.site.runs_per_gpu) is not None:
             say(f"Runs wait for a free GPU: site.runs_per_gpu is {most}")
-        elif self._max_parallel is None:
+        elif self.max_parallel is None:
             say("Runs wait for a free GPU: --max-parallel N trains N at a time, several on a GPU")
         else:
             gb = "memory that is not known" if task.gpu_gb == inf else f"{task.gpu_gb:.1f} GB"
             say(
-                f"Fewer than {self._max_parallel} runs at a time: {task.run.id} is planned to take {gb} "
-                f"beside those that train, of the GPU's {self._machine.gpu_gb:.1f} GB"
+                f"Fewer than {self.max_parallel} runs at a time: {task.run.id} is planned to take {gb} "
+                f"beside those that train, of the GPU's {self.machine.gpu_gb:.1f} GB"
             )
 
     def _any_going_on(self, statuses: Sequence[tuple[Run, Status]]) -> bool:
         return any(
             _is_running(status) or not (is_done(status, until=task.until) or run.id in self._tried)
-            for task, (run, status) in zip(self._tasks, statuses, strict=True)
+            for task, (run, status) in zip(self.tasks, statuses, strict=True)
         )
 
     def _end_own(self, reason: str) -> None:

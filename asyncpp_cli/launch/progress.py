@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from types import MappingProxyType
 
 from rich.progress import Progress
@@ -86,55 +86,50 @@ def _standing(statuses: Sequence[tuple[Run, Status]]) -> str:
     return "; ".join([*named, *([f"{more} more"] if more else [])])
 
 
+@dataclass(eq=False)
 class _Display:
     """Prints a line for each run that starts or ends; shows the others in the bar."""
 
-    def __init__(
-        self,
-        bar: Progress | None,
-        *,
-        done_before: int = 0,
-        pauses: Pauses = NO_PAUSES,
-        expected: Mapping[str, float] = MappingProxyType({}),
-        remark: Remark | None = None,
-    ) -> None:
-        self._bar = bar
-        self._done_before = done_before
-        self._pauses = pauses
-        self._expected = expected
-        self._remark = remark
+    bar: Progress | None
+    _: KW_ONLY
+    done_before: int = 0
+    pauses: Pauses = field(default_factory=dict)
+    expected: Mapping[str, float] = field(default_factory=dict)
+    remark: Remark | None = None
+
+    def __post_init__(self) -> None:
         self._spoke = time.monotonic()
         self._states: dict[str, tuple[State, int]] = {}
         self._first: tuple[float, float] | None = None
-        if bar is not None:
-            self._task = bar.add_task("")
+        if self.bar is not None:
+            self._task = self.bar.add_task("")
 
     def update(self, statuses: Sequence[tuple[Run, Status]], *, now: float | None = None) -> None:
         """Show how the runs stand; `now`: seconds of the monotonic clock."""
         now = time.monotonic() if now is None else now
         towards = [(run, self._towards_pause(run, status)) for run, status in statuses]
-        done = self._done_before + sum(is_done(status, until=status.steps) for _, status in towards)
-        count = self._done_before + len(towards)
+        done = self.done_before + sum(is_done(status, until=status.steps) for _, status in towards)
+        count = self.done_before + len(towards)
         left = self.remaining(towards, now=now)
         total = f"{done} of {count} done" + (f", about {duration(left)} remaining" if left else "")
         for run, status in towards:
             if (line := self._event(run, status)) is not None:
-                ended = self._bar is None and len(towards) > 1 and status.state != State.RUNNING
+                ended = self.bar is None and len(towards) > 1 and status.state != State.RUNNING
                 self._say(f"{line} ({total})" if ended else line)
                 self._spoke = now
-        if self._remark is not None and (text := self._remark(statuses)):
+        if self.remark is not None and (text := self.remark(statuses)):
             self._say(text)
-            self._remark = None
+            self.remark = None
         standing = _standing(towards)
-        if self._bar is None:
+        if self.bar is None:
             if standing and now - self._spoke >= _LINE_SECONDS:
                 self._say(f"training     {standing} ({total})")
                 self._spoke = now
         else:
             most = _most_steps(towards)
-            shares = self._done_before + sum(_share(status, most) for _, status in towards)
+            shares = self.done_before + sum(_share(status, most) for _, status in towards)
             description = "\n".join(filter(None, (total, standing)))
-            self._bar.update(self._task, description=description, completed=shares, total=count)
+            self.bar.update(self._task, description=description, completed=shares, total=count)
 
     def remaining(self, statuses: Sequence[tuple[Run, Status]], *, now: float) -> float | None:
         """Seconds until all have ended; None if unknown.
@@ -145,12 +140,12 @@ class _Display:
         if not any(status.steps for _, status in statuses):
             return None
         most = _most_steps(statuses)
-        work = {run.id: self._expected.get(run.id, status.steps or most) for run, status in statuses}
+        work = {run.id: self.expected.get(run.id, status.steps or most) for run, status in statuses}
         done = sum(work[run.id] * _share(status, most) for run, status in statuses)
         if self._first is None:
             self._first = now, done
         since, before = self._first
-        trust = _TRUST_SECONDS if self._expected else 0.0
+        trust = _TRUST_SECONDS if self.expected else 0.0
         if done - before + trust <= 0 or now - since + trust <= 0:
             return None
         return (now - since + trust) / (done - before + trust) * (sum(work.values()) - done)
@@ -168,10 +163,10 @@ class _Display:
 
     def _towards_pause(self, run: Run, status: Status) -> Status:
         """The status with the step at which the run pauses as its last one."""
-        return replace(status, steps=min(self._pauses.get(run.id, status.steps), status.steps))
+        return replace(status, steps=min(self.pauses.get(run.id, status.steps), status.steps))
 
     def _say(self, line: str) -> None:
-        if self._bar is None:
+        if self.bar is None:
             say(line)
         else:
-            self._bar.console.print(Text(printable(line)))
+            self.bar.console.print(Text(printable(line)))

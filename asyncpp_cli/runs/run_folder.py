@@ -98,14 +98,14 @@ _seen: dict[Path, tuple[float, float, float]] = {}
 _HASH_IN_ID = re.compile(rf"-([0-9a-f]{{{HASH_DIGITS}}})$")
 
 
+@dataclass(frozen=True)
 class Inside:
     """A path in the `folder` of an experiment, a run or an attempt, declared as a field of its class."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    name: str
 
     def __get__(self, place: Any, _kind: type) -> Path:
-        return Path(place.folder / self._name)
+        return Path(place.folder / self.name)
 
 
 @dataclass(frozen=True)

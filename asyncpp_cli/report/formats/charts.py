@@ -86,18 +86,24 @@ class Line:
 class Row:
     """An arm in a chart of one row per arm."""
 
-    arm: int
-    name: str
-    style: Style
+    arm: Arm
     values: Sequence[float]
     """One number, or in a grid those of its fields."""
     texts: Sequence[str] = ()
     """The values as text: in the fields of a grid, in a bar."""
-    below: float | None = None
-    above: float | None = None
-    """Length of the error bar to either side."""
+    interval: Interval | None = None
+    """Around a single value."""
     marks: Sequence[float] = ()
     """Small marks: the value of each seed."""
+
+    @property
+    def below(self) -> float | None:
+        """Length of the error bar, like `above`."""
+        return None if self.interval is None else self.values[0] - self.interval.low
+
+    @property
+    def above(self) -> float | None:
+        return None if self.interval is None else self.interval.high - self.values[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,26 +150,6 @@ class Arm:
     def faint(self, x: Sequence[Any], y: Sequence[float | None], **further: Any) -> Line:
         """What is drawn behind the arm's line: solid, without marks, not in the legend."""
         return self.line(x, y, dash="solid", marker=None, in_legend=False, **further)
-
-    def row(
-        self,
-        values: Sequence[float],
-        texts: Sequence[str],
-        *,
-        interval: Interval | None = None,
-        marks: Sequence[float] = (),
-    ) -> Row:
-        """The arm's row; an interval is one around a single value."""
-        return Row(
-            arm=self.place,
-            name=self.name,
-            style=self.style,
-            values=values,
-            texts=texts,
-            below=None if interval is None else values[0] - interval.low,
-            above=None if interval is None else interval.high - values[0],
-            marks=marks,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -477,7 +463,9 @@ def _gaps(arms: Sequence[Arm]) -> Chart:
             continue
         interval = pairs.interval
         text = "one seed: no interval" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}"
-        rows.append(arm.row([pairs.mean], [text], interval=interval, marks=pairs.differences))
+        rows.append(
+            Row(arm=arm, values=[pairs.mean], texts=[text], interval=interval, marks=pairs.differences)
+        )
     return Chart(
         title="Gap to the synchronous counterpart",
         about="Validation loss minus that of the synchronous counterpart, in nats per token. Bars are 95% "
@@ -520,7 +508,12 @@ def _time(arms: Sequence[Arm], found: Sequence[Verdict]) -> Chart:
 
 def _throughput(arms: Sequence[Arm]) -> Chart:
     rows = [
-        arm.row([speed.mean], [_speedup(arm.cell)], interval=_told(arm.cell.speed_interval))
+        Row(
+            arm=arm,
+            values=[speed.mean],
+            texts=[_speedup(arm.cell)],
+            interval=_told(arm.cell.speed_interval),
+        )
         for arm in arms
         if (speed := arm.cell.tokens_per_second) is not None
     ]
@@ -549,7 +542,9 @@ def _told(interval: Interval | None) -> Interval | None:
 def _grid(
     arms: Sequence[Arm], values: Callable[[CellResult], Sequence[float]], text: Callable[[float], str]
 ) -> list[Row]:
-    return [arm.row(known, [text(value) for value in known]) for arm in arms if (known := values(arm.cell))]
+    return [
+        Row(arm=arm, values=known, texts=[*map(text, known)]) for arm in arms if (known := values(arm.cell))
+    ]
 
 
 def _busy(arms: Sequence[Arm]) -> Chart:

@@ -101,7 +101,7 @@ def _figure(chart: Chart, width: float) -> Figure:
     from matplotlib.figure import Figure
 
     # Half of the width for names.
-    names = [textwrap.fill(row.name, int(_CHARACTERS_PER_INCH * width)) for row in chart.rows]
+    names = [textwrap.fill(row.arm.name, int(_CHARACTERS_PER_INCH * width)) for row in chart.rows]
     tallest = max((name.count("\n") + 1 for name in names), default=1)
     height = 3.2 if chart.kind == "lines" else 0.8 + max(0.24, 0.14 * tallest) * len(names)
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -171,18 +171,18 @@ def _draw_points(axes: Axes, chart: Chart) -> None:
             row.values,
             [place],
             xerr=None if row.above is None or row.below is None else [[row.below], [row.above]],
-            color=row.style.colour,
+            color=row.arm.style.colour,
             ecolor=_GREY,
             elinewidth=1,
             capsize=2.5,
-            marker=_MARKERS[row.style.marker],
+            marker=_MARKERS[row.arm.style.marker],
             markersize=5,
         )
 
 
 def _draw_bars(axes: Axes, chart: Chart) -> None:
     for place, row in enumerate(chart.rows):
-        axes.barh(place, row.values[0], xerr=row.above, color=row.style.colour, ecolor=_GREY, height=0.7)
+        axes.barh(place, row.values[0], xerr=row.above, color=row.arm.style.colour, ecolor=_GREY, height=0.7)
         axes.annotate(
             row.texts[0],
             (0, place),

@@ -28,7 +28,7 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
         if chart.logarithmic:
             layout["xaxis"]["type"] = "log"
         return {"data": [_line(line) for line in chart.lines], "layout": layout}
-    names = [_plain(row.name) for row in chart.rows]
+    names = [_plain(row.arm.name) for row in chart.rows]
     layout = {
         "xaxis": {"title": {"text": chart.x}},
         "yaxis": {
@@ -37,7 +37,7 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
             "range": [len(names) - 0.5, -0.5],
             "zeroline": False,
         },
-        "meta": [row.arm for row in chart.rows],
+        "meta": [row.arm.place for row in chart.rows],
     }
     draw = {"points": _points, "bars": _bars, "grid": _grid}[chart.kind]
     return {"data": draw(chart, layout), "layout": layout}
@@ -95,7 +95,7 @@ def _line(line: Line) -> dict[str, Any]:
 def _rows(chart: Chart) -> dict[str, Any]:
     """What every trace of one entry per row has."""
     return {
-        "meta": [row.arm for row in chart.rows],
+        "meta": [row.arm.place for row in chart.rows],
         "x": [row.values[0] for row in chart.rows],
         "y": list(range(len(chart.rows))),
         "text": [row.texts[0] for row in chart.rows],
@@ -114,8 +114,8 @@ def _rows(chart: Chart) -> dict[str, Any]:
 
 def _points(chart: Chart, layout: dict[str, Any]) -> list[dict[str, Any]]:
     layout["xaxis"] |= {"rangemode": "tozero", "zeroline": True, "zerolinewidth": 2, "tickformat": "+.3~f"}
-    marks = [(row.arm, mark, place) for place, row in enumerate(chart.rows) for mark in row.marks]
-    styles = [row.style for row in chart.rows]
+    marks = [(row.arm.place, mark, place) for place, row in enumerate(chart.rows) for mark in row.marks]
+    styles = [row.arm.style for row in chart.rows]
     return [
         {
             **_rows(chart),
@@ -152,7 +152,7 @@ def _bars(chart: Chart, layout: dict[str, Any]) -> list[dict[str, Any]]:
             "textposition": "inside",
             "insidetextanchor": "start",
             "hovertemplate": "%{x:,.0f}<extra></extra>",
-            "marker": {"color": [row.style.colour for row in chart.rows]},
+            "marker": {"color": [row.arm.style.colour for row in chart.rows]},
         }
     ]
 
@@ -170,7 +170,7 @@ def _grid(chart: Chart, layout: dict[str, Any]) -> list[dict[str, Any]]:
     }
     trace = {
         "type": "heatmap",
-        "meta": [row.arm for row in chart.rows],
+        "meta": [row.arm.place for row in chart.rows],
         "z": [[*row.values, *[None] * (columns - len(row.values))] for row in chart.rows],
         "text": [[*row.texts, *[""] * (columns - len(row.values))] for row in chart.rows],
         "y": list(range(len(chart.rows))),
