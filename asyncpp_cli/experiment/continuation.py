@@ -22,7 +22,7 @@ from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, write_experiment
 from asyncpp_cli.runs.run_folder import LINEAGE_FILE, Lineage, Run, run_hash
-from asyncpp_cli.runs.settings import SettingError, config_hash, get, with_settings
+from asyncpp_cli.runs.settings import config_hash, get, refused_at, with_settings
 from asyncpp_cli.runs.status import State
 from stages.checkpoint.files import (
     CheckpointError,
@@ -185,10 +185,8 @@ def _changed(run: Run, old: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     Raises:
         UserError: it is not accepted.
     """
-    try:
+    with refused_at(""):
         config = with_settings(old, changes)
-    except SettingError as error:
-        raise UserError(f"{error.key}: {error}") from error
     if "schedule.microbatches" not in changes and config.parallel.data != old.parallel.data:
         microbatches, rest = divmod(
             old.schedule.microbatches * old.parallel.data, max(1, config.parallel.data)

@@ -17,8 +17,7 @@ import omegaconf
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.runs.settings import DEFAULTS, SECTIONS, SettingError, accepted, check_key
+from asyncpp_cli.runs.settings import DEFAULTS, SECTIONS, SettingError, accepted, check_key, refused_at
 
 
 def _mul(*factors: Any) -> Any:  # OmegaConf would check another type
@@ -118,13 +117,11 @@ def resolved_file(content: dict[str, Any], *, where: str) -> dict[str, Any]:
     if not is_interpolated(content):
         return content
     container = OmegaConf.create(content)
-    try:
+    with refused_at(f"{where}: "):
         return {
             key: _value(container, key, value) if is_interpolated(value) else value
             for key, value in content.items()
         }
-    except SettingError as error:
-        raise UserError(f"{where}: {error.key}: {error}") from error
 
 
 def _value(container: Any, key: str, text: Any) -> Any:

@@ -27,7 +27,15 @@ from asyncpp_cli.experiment.speed_runs import loss_givers
 from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, accepted_values
 from asyncpp_cli.runs.experiment_folder import Cell
 from asyncpp_cli.runs.run_folder import HASH_DIGITS
-from asyncpp_cli.runs.settings import DEFAULTS, SettingError, config_hash, get, unset_keys, with_typed
+from asyncpp_cli.runs.settings import (
+    DEFAULTS,
+    SettingError,
+    config_hash,
+    get,
+    refused_at,
+    unset_keys,
+    with_typed,
+)
 from optimizers import NAMES as OPTIMIZERS
 from stages.config.run_config import RunConfig, changed
 
@@ -203,11 +211,9 @@ def _named_model(written: Any, settings: Settings, template: Template) -> Settin
     """A model whose name, or the name of the one that its shape starts from, refers to other settings."""
     name = written["base"] if isinstance(written, Mapping) else written
     name = _resolved(with_model(settings) | {"model.name": name}, template)["model.name"]
-    try:
+    with refused_at(f"{template.source}: "):
         found = {**written, "base": name} if isinstance(written, Mapping) else name
         return settings_of("model", found, folder=template.folder)
-    except SettingError as error:
-        raise UserError(f"{template.source}: {error.key}: {error}") from error
 
 
 def _matches(settings: Settings, condition: Condition, template: Template) -> bool:

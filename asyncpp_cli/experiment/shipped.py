@@ -12,7 +12,7 @@ from typing import Any
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.interpolation import resolved_file
 from asyncpp_cli.experiment.yaml_data import read_mapping
-from asyncpp_cli.runs.settings import SettingError, accepted, flatten, holds_text, unset_keys
+from asyncpp_cli.runs.settings import SettingError, accepted, flatten, holds_text, refused_at, unset_keys
 from stages.config.keys import unknown
 from stages.config.run_config import RunConfig
 
@@ -126,10 +126,8 @@ def read_model(name: str, *, beside: Path | None) -> Model:
         raise UserError(f"{file}: {error.key.removeprefix('model.')}: {error}") from error
     if missing := sorted(MODEL_SHAPE - content.keys()):
         raise UserError(f"{file}: {missing[0]} is not set")
-    try:
+    with refused_at(f"{file}: {RECOMMENDED}: "):
         recommended = {key: accepted(key, value) for key, value in flatten(recommended).items()}
-    except SettingError as error:
-        raise UserError(f"{file}: {RECOMMENDED}: {error.key}: {error}") from error
     if wrong := [key for key in recommended if key.partition(".")[0] not in _CAN_BE_RECOMMENDED]:
         raise UserError(
             f"{file}: {RECOMMENDED}: {wrong[0]} cannot be recommended; accepted: keys of "

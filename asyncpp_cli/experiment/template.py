@@ -18,9 +18,9 @@ from asyncpp_cli.experiment.yaml_data import parse_value, read_mapping
 from asyncpp_cli.runs.settings import (
     LIST_KEYS,
     SECTIONS,
-    SettingError,
     flatten,
     holds_text,
+    refused_at,
 )
 
 Settings = dict[str, Any]
@@ -265,10 +265,8 @@ def _settings(content: Any, *, where: str) -> Settings:
     is_shape = isinstance(model, dict) and ("base" in model or model.keys() >= MODEL_SHAPE)
     if is_shape:
         del content["model"]
-    try:
+    with refused_at(f"{where}: "):
         flat = flatten(content)
-    except SettingError as error:
-        raise UserError(f"{where}: {error.key}: {error}") from error
     settings: Settings = {}
     for key, value in (flat | ({"model": model} if is_shape else {})).items():
         if canonical(key) in settings:

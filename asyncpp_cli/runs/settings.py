@@ -14,11 +14,13 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
+from asyncpp_cli.base.errors import UserError
 from stages.config.keys import MISSING
 from stages.config.limits import KEY_FACTS
 from stages.config.run_config import RunConfig, changed
@@ -30,6 +32,15 @@ class SettingError(Exception):
     def __init__(self, key: str, message: str) -> None:
         super().__init__(message)
         self.key = key
+
+
+@contextmanager
+def refused_at(where: str) -> Iterator[None]:
+    """Refuse what a `SettingError` says in this block as a mistake of the user, after `where`."""
+    try:
+        yield
+    except SettingError as error:
+        raise UserError(f"{where}{error.key}: {error}") from error
 
 
 SECTIONS: dict[str, tuple[str, ...]] = {

@@ -20,7 +20,7 @@ from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, canonical, parse_setting
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import FORMAT, RunId
-from asyncpp_cli.runs.settings import SettingError, typed
+from asyncpp_cli.runs.settings import SettingError, refused_at, typed
 from stages.config.records import read_record
 from stages.config.segments import pauses_exactly
 
@@ -144,17 +144,15 @@ def _accepted(key: str, value: Any) -> Any:
         UserError: the key is unknown, or does not accept it.
     """
     dotted = SHORTHANDS.get(key, key)
-    try:
-        if key == "model" or (key == "error_feedback" and isinstance(value, bool)):
-            return value
+    if key == "model" or (key == "error_feedback" and isinstance(value, bool)):
+        return value
+    with refused_at("--over "):
         try:
             return typed(dotted, value)
         except SettingError:
             if not isinstance(value, float):
                 raise
             return typed(dotted, round(value))
-    except SettingError as error:
-        raise UserError(f"--over {error.key}: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,22 @@ a run by block, benchmarks/held_out.py, is in commit 6a1d8e3.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, variance
 
 from asyncpp_cli.report.analysis.statistics import t_quantile
+
+Row = Mapping[str, str]
+
+
+def rows_of(name: str) -> list[Row]:
+    """The rows of a raw file beside the pages."""
+    with Path(__file__).with_name(f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
 
 Losses = Mapping[int, Sequence[float]]
 """Loss by block, of each seed of an arm."""

@@ -10,7 +10,6 @@ a synchronous choice with a k of its own.
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ from statistics import median
 
 from asyncpp_cli.report.analysis.statistics import Interval, paired
 from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, StepsRatio, steps_ratio
+from asyncpp_cli.report.analysis.verdict import answer_of
+from benchmarks.results.blocks import rows_of
 
 HERE = Path(__file__).parent
 NAME = "boundary-2026-11-28"
@@ -71,14 +72,7 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        if self.high is not None and self.high < 1:
-            return "pays"
-        return "does not pay" if self.low is not None and self.low > 1 else "undecided"
-
-
-def _rows(name: str) -> list[dict[str, str]]:
-    with (HERE / f"{name}.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        return answer_of(self.low, self.high)
 
 
 def speeds(name: str = f"{NAME}-speed") -> tuple[Speeds, Mapping[tuple[float, int], Mapping[str, float]]]:
@@ -89,7 +83,7 @@ def speeds(name: str = f"{NAME}-speed") -> tuple[Speeds, Mapping[tuple[float, in
     """
     measured: dict[tuple[float, int], dict[str, list[float]]] = {}
     planned: dict[tuple[float, int], dict[str, float]] = {}
-    for row in _rows(name):
+    for row in rows_of(name):
         place = float(row["mbit_s"]), int(row["sequences"])
         measured.setdefault(place, {}).setdefault(row["arm"], []).append(float(row["seconds"]))
         planned.setdefault(place, {})[row["arm"]] = float(row["planned"])
@@ -99,7 +93,7 @@ def speeds(name: str = f"{NAME}-speed") -> tuple[Speeds, Mapping[tuple[float, in
 def losses(seeds: Container[int]) -> Mapping[tuple[str, int], Mapping[int, Mapping[int, float]]]:
     """The last validation loss by arm and sequences per step, by steps and seed."""
     found: dict[tuple[str, int], dict[int, dict[int, float]]] = {}
-    for row in _rows(NAME):
+    for row in rows_of(NAME):
         if int(row["seed"]) not in seeds:
             continue
         of = found.setdefault((row["arm"], int(row["sequences"])), {})
@@ -246,7 +240,7 @@ def page() -> Iterator[str]:
     yield "| sequences | arm | loss by rate |"
     yield "| ---: | --- | --- |"
     of_arms_choice: dict[tuple[int, str], dict[float, float]] = {}
-    for line in _rows(f"{NAME}-choice"):
+    for line in rows_of(f"{NAME}-choice"):
         key = int(line["sequences"]), line["arm"]
         of_arms_choice.setdefault(key, {})[float(line["lr"])] = float(line["val_loss"])
     for (sequences, arm), of_rates in sorted(of_arms_choice.items()):

@@ -10,13 +10,13 @@ function here that yields its lines; documents that quote such a page have one, 
 from __future__ import annotations
 
 import argparse
-import csv
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean, geometric_mean, median, stdev
+from typing import Any, TypeVar
 
 from asyncpp_cli.report.analysis.statistics import Spread, paired, welch
 from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, steps_ratio
@@ -24,7 +24,7 @@ from benchmarks.results import boundary, fsdp_arm, pages
 from benchmarks.results import delayed_adamw as delayed
 from benchmarks.results import gap_map as law
 from benchmarks.results.best_rates import best
-from benchmarks.results.blocks import Difference, Losses, blocks_of, difference
+from benchmarks.results.blocks import Difference, Losses, Row, blocks_of, difference, rows_of
 from schedules import build
 from schedules.costs import uniform_costs
 from schedules.step_time import step_graph_of
@@ -32,7 +32,6 @@ from schedules.step_time import step_graph_of
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 
-Row = Mapping[str, str]
 DELAYED_ADAMW = "delayed-adamw-2026-11-22"
 GAP_MAP = "gap-map-2026-11-23"
 
@@ -45,11 +44,6 @@ def missing(document: Path, expected: Iterator[str]) -> list[str]:
 
 def _plain(text: str) -> str:
     return " ".join(text.replace("**", "").split())
-
-
-def rows_of(name: str) -> list[Row]:
-    with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def delayed_adamw() -> Iterator[str]:
@@ -334,12 +328,8 @@ DELAY_OR_BATCH = "delay-or-batch-2026-11-23"
 
 def delay_or_batch() -> Iterator[str]:
     """Losses by rate of the arms whose rates were chosen; the delayed arm minus each synchronous one."""
-    rates: dict[tuple[str, int], dict[float, list[float]]] = {}
-    for row in rows_of(f"{DELAY_OR_BATCH}-choice"):
-        of = rates.setdefault((row["optimizer"], int(row["steps"])), {})
-        of.setdefault(float(row["lr"]), []).append(float(row["val_loss"]))
-    for (optimizer, steps), losses in sorted(rates.items()):
-        tried = ", ".join(f"{lr:g}: {fmean(of):.3f}" for lr, of in sorted(losses.items()))
+    chosen = rows_of(f"{DELAY_OR_BATCH}-choice")
+    for (optimizer, steps), tried in _tried(chosen, lambda row: (row["optimizer"], int(row["steps"]))):
         yield f"| {optimizer} | {steps} | {tried} |"
     of = rows_of(DELAY_OR_BATCH)
     for optimizer in ("adamw", "muon"):
@@ -380,6 +370,29 @@ def _by_seed(rows: Sequence[Row]) -> Losses:
     return {int(row["seed"]): blocks_of(row) for row in rows}
 
 
+ArmKey = TypeVar("ArmKey", bound=tuple[Any, ...])
+
+
+def _by_arm(rows: Sequence[Row], arm_of: Callable[[Row], ArmKey]) -> dict[ArmKey, Losses]:
+    """The losses of each arm by seed."""
+    arms: dict[ArmKey, dict[int, Sequence[float]]] = {}
+    for row in rows:
+        arms.setdefault(arm_of(row), {}).update(_by_seed([row]))
+    return {**arms}
+
+
+def _tried(
+    rows: Sequence[Row], arm_of: Callable[[Row], ArmKey], *, digits: int = 3
+) -> Iterator[tuple[ArmKey, str]]:
+    """The rates that were tried in each arm, with their mean losses."""
+    rates: dict[ArmKey, dict[float, list[float]]] = {}
+    for row in rows:
+        of = rates.setdefault(arm_of(row), {})
+        of.setdefault(float(row["lr"]), []).append(float(row["val_loss"] or "inf"))
+    for arm, losses in sorted(rates.items()):
+        yield arm, ", ".join(f"{lr:g}: {fmean(of):.{digits}f}" for lr, of in sorted(losses.items()))
+
+
 ALL_REDUCE = "delayed-all-reduce-2026-11-23"
 
 
@@ -411,17 +424,13 @@ LONGER_DELAYS = "longer-delays-2026-11-24"
 
 def longer_delays() -> Iterator[str]:
     """Losses by rate of each arm; the primary comparisons, and the share of the gap that is closed."""
-    rates: dict[tuple[str, str], dict[float, list[float]]] = {}
-    for row in rows_of(f"{LONGER_DELAYS}-choice"):
-        of = rates.setdefault((row["delay"], _correction(row)), {})
-        of.setdefault(float(row["lr"]), []).append(float(row["val_loss"] or "inf"))
-    for (delay, correction), losses in sorted(rates.items()):
-        tried = ", ".join(f"{lr:g}: {fmean(of):.3f}" for lr, of in sorted(losses.items()))
+
+    def arm_of(row: Row) -> tuple[str, str]:
+        return row["delay"], _correction(row)
+
+    for (delay, correction), tried in _tried(rows_of(f"{LONGER_DELAYS}-choice"), arm_of):
         yield f"| {delay} | {correction} | {tried} |"
-    arms: dict[tuple[str, str], Losses] = {}
-    for row in rows_of(LONGER_DELAYS):
-        arm = row["delay"], _correction(row)
-        arms[arm] = {**arms.get(arm, {}), **_by_seed([row])}
+    arms = _by_arm(rows_of(LONGER_DELAYS), arm_of)
     for (delay, correction), of in sorted(arms.items()):
         means = [fmean(losses) for losses in of.values()]
         line = f"| {delay} | {correction} | {fmean(means):.4f} | {stdev(means):.4f} |"
@@ -451,20 +460,16 @@ MOMENTUM = "momentum-under-delay-2026-11-25"
 def momentum() -> Iterator[str]:
     """Losses by rate of each arm, gaps by momentum, and what another momentum than the default changes."""
     for optimizer, key, default in (("muon", "momentum", "0.95"), ("adamw", "beta1", "0.9")):
-        arms: dict[tuple[str, str], Losses] = {}
-        for row in _of(rows_of(MOMENTUM), optimizer=optimizer):
-            arm = row[key] or default, row["schedule"]
-            arms[arm] = {**arms.get(arm, {}), **_by_seed([row])}
-        chosen = _of(rows_of(f"{MOMENTUM}-choice"), optimizer=optimizer)
+
+        def arm_of(row: Row, key: str = key, default: str = default) -> tuple[str, str]:
+            return row[key] or default, row["schedule"]
+
+        arms = _by_arm(_of(rows_of(MOMENTUM), optimizer=optimizer), arm_of)
         values = sorted({value for value, _ in arms})
         gaps = {value: _minus(arms[value, "2bw"], arms[value, "1f1b"]) for value in values}
-        for value, schedule in product(values, ("1f1b", "2bw")):
-            tried: dict[float, list[float]] = {}
-            for row in _of(chosen, schedule=schedule):
-                if (row[key] or default) == value:
-                    tried.setdefault(float(row["lr"]), []).append(float(row["val_loss"] or "inf"))
-            rates = ", ".join(f"{lr:g}: {fmean(of):.3f}" for lr, of in sorted(tried.items()))
-            yield f"| {optimizer} | {value} | {schedule} | {rates} |"
+        chosen = _of(rows_of(f"{MOMENTUM}-choice"), optimizer=optimizer)
+        for (value, schedule), tried in _tried(chosen, arm_of):
+            yield f"| {optimizer} | {value} | {schedule} | {tried} |"
         for value in values:
             losses = [fmean(map(fmean, arms[value, schedule].values())) for schedule in ("1f1b", "2bw")]
             gap = difference(arms[value, "2bw"], arms[value, "1f1b"], comparisons=20)
@@ -485,17 +490,13 @@ OWN_GAP = "own-gap-2026-11-25"
 
 def own_gaps() -> Iterator[str]:
     """Losses by rate of arms whose rates were chosen; losses, own gaps, and gaps to synchronous arms."""
-    rates: dict[tuple[str, str, str], dict[float, float]] = {}
-    for row in rows_of(f"{OWN_GAP}-choice"):
-        of = rates.setdefault((row["optimizer"], row["beta1"], row["schedule"]), {})
-        of[float(row["lr"])] = float(row["val_loss"])
-    for (optimizer, beta1, schedule), losses in sorted(rates.items()):
-        tried = ", ".join(f"{lr:g}: {loss:.4f}" for lr, loss in sorted(losses.items()))
+
+    def arm_of(row: Row) -> tuple[str, str, str]:
+        return row["optimizer"], row["beta1"], row["schedule"]
+
+    for (optimizer, beta1, schedule), tried in _tried(rows_of(f"{OWN_GAP}-choice"), arm_of, digits=4):
         yield f"| {_with_beta1(optimizer, beta1)} | `{schedule}` | {tried} |"
-    arms: dict[tuple[str, str, str], Losses] = {}
-    for row in rows_of(OWN_GAP):
-        arm = row["optimizer"], row["beta1"], row["schedule"]
-        arms[arm] = {**arms.get(arm, {}), **_by_seed([row])}
+    arms = _by_arm(rows_of(OWN_GAP), arm_of)
     adamw, muon = (
         next(losses for arm, losses in arms.items() if (arm[0], arm[2]) == (name, "1f1b"))
         for name in ("adamw", "muon")
