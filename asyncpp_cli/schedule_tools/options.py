@@ -44,14 +44,6 @@ SegmentSteps = Annotated[
     typer.Option(metavar="N", min=1, help="Steps of the segment (default: the fewest with a steady middle)."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
-UpdateTime = Annotated[float, typer.Option(parser=finite, metavar="T", help="Time of an optimizer step.")]
-Reduction = Annotated[
-    float,
-    typer.Option(parser=finite, metavar="T", help="Time of the data-parallel gradient all-reduce."),
-]
-Latency = Annotated[
-    float, typer.Option(parser=finite, metavar="T", help="Latency of a message between stages.")
-]
 ShardHead = Annotated[
     bool, typer.Option("--shard-head", help="With the head in shards on all ranks (S and T).")
 ]
@@ -97,3 +89,19 @@ class Times:
     weight_half: Annotated[
         float, typer.Option("--weight", parser=finite, metavar="T", help="Time of its weight half.")
     ] = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllTimes(Times):
+    """Also the times of messages and updates."""
+
+    latency: Annotated[
+        float, typer.Option(parser=finite, metavar="T", help="Latency of a message between stages.")
+    ] = 0.0
+    update: Annotated[float, typer.Option(parser=finite, metavar="T", help="Time of an optimizer step.")] = (
+        0.0
+    )
+    reduction: Annotated[
+        float,
+        typer.Option(parser=finite, metavar="T", help="Time of the data-parallel gradient all-reduce."),
+    ] = 0.0

@@ -10,7 +10,7 @@ from typing import Any
 from asyncpp_cli.base.console import command, say
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.experiment_folder import run_at
-from asyncpp_cli.schedule_tools.options import Geometry, Times
+from asyncpp_cli.schedule_tools.options import AllTimes, Geometry
 from asyncpp_cli.schedule_tools.output import comparison_row
 from schedules import (
     FAMILY,
@@ -34,13 +34,10 @@ from stages.rows import RowError, Segment, Start
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostOptions(Times):
+class CostOptions(AllTimes):
     """All times of a simulation, in one unit."""
 
     head: float = 0.0
-    update: float = 0.0
-    reduction: float = 0.0
-    latency: float = 0.0
     measured: RankTimes | None = None
     """Measured times of every rank, which replace those of computing and `update`; None: not measured."""
 

@@ -16,19 +16,17 @@ from asyncpp_cli.base.console import finite, say, show_line, tell, to_write
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.commands.arguments import with_options
 from asyncpp_cli.schedule_tools.options import (
+    AllTimes,
     Chunks,
     Geometry,
     Json,
-    Latency,
     Name,
     Names,
     Out,
-    Reduction,
     SegmentSteps,
     ShardHead,
     Steps,
     Times,
-    UpdateTime,
 )
 
 app = typer.Typer(
@@ -250,11 +248,8 @@ def show(
 def compare(
     names: Names,
     geometry: Geometry,
-    times: Times,
+    times: AllTimes,
     steps: SegmentSteps = None,
-    latency: Latency = 0.0,
-    update: UpdateTime = 0.0,
-    reduction: Reduction = 0.0,
     costs_of: Annotated[
         Path | None, typer.Option(metavar="DIR/RUN", help="Use the computing times that this run measured.")
     ] = None,
@@ -271,7 +266,7 @@ def compare(
 
     measured = None
     if costs_of is not None:
-        if times != Times() or update:
+        if replace(times, latency=0.0, reduction=0.0) != AllTimes():
             raise UserError("--costs-of gives the computing times: leave out --forward, --update, ...")
         measured = schedule_input.measured_run(costs_of)
         geometry = replace(
@@ -280,13 +275,7 @@ def compare(
             microbatches=measured.microbatches if geometry.microbatches is None else geometry.microbatches,
         )
     schedule_input.refuse_untaken(names, geometry)
-    costs = CostOptions(
-        **vars(times),
-        update=update,
-        reduction=reduction,
-        latency=latency,
-        measured=None if measured is None else measured.times,
-    )
+    costs = CostOptions(**vars(times), measured=None if measured is None else measured.times)
     rows = schedule_input.comparison(names, geometry, costs, steps=steps)
     schedule_input.note_delay(names, geometry, costs.block)
     if as_json:
