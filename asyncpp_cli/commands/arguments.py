@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,6 +64,9 @@ AllowCode = Annotated[
 ]
 
 
+REQUIRED = inspect.Parameter.empty
+
+
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command an option for each annotated field of its parameters that are dataclasses.
 
@@ -92,7 +95,7 @@ def _options(group: Any) -> list[inspect.Parameter]:
     """The annotated fields of a dataclass, as parameters of a command."""
     hints = typing.get_type_hints(group, include_extras=True)
     return [
-        _option(field.name, field.default, hints[field.name])
+        _option(field.name, REQUIRED if field.default is MISSING else field.default, hints[field.name])
         for field in fields(group)
         if typing.get_origin(hints[field.name]) is Annotated
     ]

@@ -12,6 +12,7 @@ import numpy as np
 
 from asyncpp_cli.base.console import show_table, tell
 from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.data.options import InspectOptions
 from asyncpp_cli.data.tokenizers import Bytes, Library, Tokenizer, read_tokenizer, recorded_text
 from stages.config.run_config import DataConfig
 from stages.data.dataset import is_prepared, prepare
@@ -23,26 +24,12 @@ SAMPLE_TOKENS = 48
 """Length of a sample."""
 
 
-def show_shards(
-    path: Path,
-    *,
-    samples: int,
-    seed: int,
-    tokenizer: str | None,
-    dtype: str,
-    verify: bool,
-    as_json: bool,
-) -> None:
+def show_shards(path: Path, options: InspectOptions) -> None:
     """Print counts and samples of both splits.
 
     Args:
         path: a prepared folder, or token shards of another project.
-        samples: number of samples of each split.
-        seed: for the positions of the samples.
-        tokenizer: to decode with; None: the prepared folder's own.
-        dtype: type of tokens in files that do not say it (`data.dtype`).
-        verify: whether to check the checksum of every file.
-        as_json: print one JSON object instead.
+        options: of the command.
 
     Raises:
         UserError: there are no shards, they are damaged, or they cannot be decoded.
@@ -51,26 +38,26 @@ def show_shards(
         prepared = read_prepared(path) if is_prepared(path) else None
         if prepared is None and not find_shards(path):
             raise UserError(f"{path} holds no {MANIFEST} and no .bin files; inspect reads token shards")
-        corpus = prepare(DataConfig(path=str(path), context=1, dtype=dtype))
+        corpus = prepare(DataConfig(path=str(path), context=1, dtype=options.dtype))
     except DataError as error:
         raise UserError(str(error)) from error
-    decoder = _decoder(prepared, tokenizer)
+    decoder = _decoder(prepared, options.tokenizer)
     splits = [("train", corpus.train), ("validation", corpus.validation)]
-    drawn = {split: _samples(shards, samples=samples, seed=seed) for split, shards in splits}
+    drawn = {split: _samples(shards, samples=options.samples, seed=options.seed) for split, shards in splits}
     tokens_shown = [token for rows in drawn.values() for _, tokens in rows for token in tokens]
     if decoder and (beyond := [token for token in tokens_shown if not 0 <= token < decoder.vocab_size]):
         raise UserError(
             f"{path} has token {beyond[0]}, and {decoder.name} has 0 to {decoder.vocab_size - 1}; accepted: "
             "the --tokenizer that made the tokens, or none"
         )
-    if as_json:
-        if prepared is not None and verify:
+    if options.as_json:
+        if prepared is not None and options.verify:
             _verify(prepared)
         print(json.dumps(_record(prepared, splits, drawn, decoder), indent=1))
         return
     if prepared is not None:
         _show_prepared(prepared)
-        if verify:
+        if options.verify:
             print(_verify(prepared))
     else:
         rows = [[split, f"{count(shards):,}", str(len(shards))] for split, shards in splits]

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from asyncpp_cli.base.atomic_files import new_folder, write_text
+from asyncpp_cli.base.atomic_files import new_folder, real_folder, write_text
 from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.base.progress import shown
 from asyncpp_cli.data.documents import documents, exact_share
+from asyncpp_cli.data.options import PrepareOptions
 from asyncpp_cli.data.parts import InputPart, part_size, parts
 from asyncpp_cli.data.sources import Source
 from asyncpp_cli.data.tokenizers import Tokenizer, read_tokenizer, sha256_of
@@ -35,20 +36,10 @@ COUNTED = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareOrder:
+class PrepareOrder(PrepareOptions):
     """The arguments of `asyncpp data prepare`."""
 
     sources: Sequence[Source]
-    tokenizer: str
-    end: str | None
-    """End-of-document token, if the user named one."""
-    start: str | None
-    """Token that begins each document, if the user named one."""
-    field: str
-    separator: str
-    validation_share: float
-    out: Path
-    workers: int
 
 
 def prepare_data(order: PrepareOrder) -> Prepared:
@@ -57,7 +48,7 @@ def prepare_data(order: PrepareOrder) -> Prepared:
     Raises:
         UserError: an input or the tokenizer cannot be read, or the folder is not new.
     """
-    tokenizer = read_tokenizer(order.tokenizer, end=order.end, start=order.start)
+    tokenizer = read_tokenizer(order.tokenizer, end=order.end_of_document, start=order.start_of_document)
     settings = ShardSettings(
         tokenizer=tokenizer.name,
         tokenizer_sha256=sha256_of(tokenizer),
@@ -72,7 +63,8 @@ def prepare_data(order: PrepareOrder) -> Prepared:
         "settings": asdict(settings),
         "inputs": [{"name": source.name, "bytes": source.size} for source in order.sources],
     }
-    with new_folder(order.out) as folder:
+    out = real_folder(order.out)
+    with new_folder(out) as folder:
         records = sorted(_records(order, settings, tokenizer, folder), key=lambda record: record.number)
         if tokenizer.text is not None:
             write_text(folder / TOKENIZER, tokenizer.text)
@@ -81,7 +73,7 @@ def prepare_data(order: PrepareOrder) -> Prepared:
     _note_separators(records, order.separator)
     _note_changes(records)
     _note_share(records, order.validation_share)
-    prepared = read_prepared(order.out)
+    prepared = read_prepared(out)
     _cache_facts(prepared, records)
     return prepared
 
@@ -144,11 +136,11 @@ def _records(
 ) -> Iterator[PartRecord]:
     """The records of all parts, in order of completion."""
     inputs = _parts(order)
-    arguments = (tokenizer.text, settings, folder, tokenizer.name, order.end)
+    arguments = (tokenizer.text, settings, folder, tokenizer.name, order.end_of_document)
     finished = (
         _in_this_process(inputs, arguments)
         if order.workers == 1
-        else _in_pool(inputs, arguments, workers=order.workers)
+        else _in_pool(inputs, arguments, workers=order.workers or 1)
     )
     with shown("tokenizing", total=sum(source.size for source in order.sources)) as advance:
         for part, record in finished:
