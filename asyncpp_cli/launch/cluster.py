@@ -20,7 +20,7 @@ from asyncpp_cli.launch.common.arrays import (
 from asyncpp_cli.launch.common.options import LaunchOptions
 from asyncpp_cli.launch.common.snapshot import code_hash
 from asyncpp_cli.launch.common.srun_command import network_variables, python_words, srun_command
-from asyncpp_cli.launch.progress import shown_progress
+from asyncpp_cli.launch.progress import Display, shown_progress
 from asyncpp_cli.launch.submission.sbatch import annotated
 from asyncpp_cli.launch.submission.submit import array_script, submit
 from asyncpp_cli.runs.attempts.repair import damage
@@ -206,7 +206,7 @@ def follow(
     polls_without_job: Counter[str] = Counter()
     warned = False
     said: set[str] = set()
-    with shown_progress(pauses=options.pauses, quiet=options.quiet) as progress:
+    with shown_progress(Display(pauses=options.pauses), quiet=options.quiet) as progress:
         while True:
             queue = SlurmQueue(experiment)
             run_statuses = [queue.run_status(run, with_accounting=False) for run in experiment.runs]

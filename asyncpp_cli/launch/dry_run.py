@@ -21,7 +21,7 @@ from asyncpp_cli.base.tables import Fit
 from asyncpp_cli.experiment.run_data import config_to_train, naming_config
 from asyncpp_cli.launch.common.supervisor import train_words
 from asyncpp_cli.launch.local_machine import Launcher, Task
-from asyncpp_cli.launch.progress import shown_progress
+from asyncpp_cli.launch.progress import Display, shown_progress
 from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
@@ -212,7 +212,7 @@ def _train(cells: list[_DryRunCell], folder: Path, *, replay: bool, quiet: bool)
         run.config_file.write_text(config_text(cell.twin), encoding="utf-8")
         resources = resources_of(cell.twin, replay=replay, machine=machine)
         tasks.append(Task(run, resources, cell.twin))
-    with shown_progress(quiet=quiet) as progress:
+    with shown_progress(Display(), quiet=quiet) as progress:
         statuses = Launcher(tasks, machine=machine, max_parallel=None, replay=replay, progress=progress).run()
     return {
         task.run.id: "" if status.state == State.COMPLETED else status.reason

@@ -29,7 +29,7 @@ from asyncpp_cli.launch.common.supervisor import TAKEN_OVER
 from asyncpp_cli.runs.attempts.attempt import Attempt, kill
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import RankEnd, Scheduler
-from asyncpp_cli.runs.attempts.settle import current_status, override_outcome, settle
+from asyncpp_cli.runs.attempts.settle import Knowledge, current_status, override_outcome, settle
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status, is_done
@@ -255,7 +255,7 @@ class Launcher:
             if attempt is not None and run.id in self.cancelled:
                 # Cancelled between the check and the claim; `cancel` waits for this.
                 attempt.stop("cancelled as it began", cause=Cause.CANCELLED)
-                settle(run, all_over=attempt.number)
+                settle(run, Knowledge(all_over=attempt.number))
             elif attempt is not None:
                 devices = self._gpus_for(task)
                 self._own[run.id] = (attempt, task, devices)

@@ -7,15 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import KW_ONLY, dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 
 from rich.progress import Progress
 from rich.text import Text
 
 from asyncpp_cli.base.console import console, duration, printable, say
 from asyncpp_cli.base.progress import progress_bar
-from asyncpp_cli.launch.common.options import NO_PAUSES, Pauses
+from asyncpp_cli.launch.common.options import Pauses
 from asyncpp_cli.launch.local_machine import ShowProgress
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status, is_done
@@ -32,28 +31,14 @@ Remark = Callable[[Sequence[tuple[Run, Status]]], str]
 
 
 @contextmanager
-def shown_progress(
-    *,
-    done_before: int = 0,
-    pauses: Pauses = NO_PAUSES,
-    quiet: bool = False,
-    expected: Mapping[str, float] = MappingProxyType({}),
-    remark: Remark | None = None,
-) -> Iterator[ShowProgress]:
-    """The display that fits standard error: with a bar of all runs on a terminal, lines alone otherwise.
-
-    Args:
-        done_before: number of completed runs that are not among those shown.
-        pauses: steps after which runs pause; progress is shown towards these.
-        quiet: show nothing.
-        expected: seconds of each run by id, if they are known of all.
-        remark: said once, when it is not empty.
-    """
+def shown_progress(display: Display, *, quiet: bool = False) -> Iterator[ShowProgress]:
+    """The display on standard error: with a bar of all runs on a terminal, lines alone otherwise; nothing at
+    all if `quiet`."""
     if quiet:
         yield lambda statuses: None
         return
     with progress_bar(console(errors=True)) if sys.stderr.isatty() else nullcontext() as bar:
-        yield _Display(bar, done_before=done_before, pauses=pauses, expected=expected, remark=remark).update
+        yield replace(display, bar=bar).update
 
 
 def _most_steps(statuses: Sequence[tuple[Run, Status]]) -> int:
@@ -86,16 +71,19 @@ def _standing(statuses: Sequence[tuple[Run, Status]]) -> str:
     return "; ".join([*named, *([f"{more} more"] if more else [])])
 
 
-@dataclass(eq=False)
-class _Display:
+@dataclass(kw_only=True, eq=False)
+class Display:
     """Prints a line for each run that starts or ends; shows the others in the bar."""
 
-    bar: Progress | None
-    _: KW_ONLY
+    bar: Progress | None = None
     done_before: int = 0
+    """Number of completed runs that are not among those shown."""
     pauses: Pauses = field(default_factory=dict)
+    """Steps after which runs pause; progress is shown towards these."""
     expected: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each run by id, if they are known of all."""
     remark: Remark | None = None
+    """Said once, when it is not empty."""
 
     def __post_init__(self) -> None:
         self._spoke = time.monotonic()

@@ -13,7 +13,7 @@ from asyncpp_cli.launch.cluster import follow, show_scripts, submit_missing
 from asyncpp_cli.launch.common.options import LaunchOptions, flags
 from asyncpp_cli.launch.dry_run import dry_run
 from asyncpp_cli.launch.local_machine import Interrupted, Launcher, tasks_of
-from asyncpp_cli.launch.progress import Remark, shown_progress
+from asyncpp_cli.launch.progress import Display, Remark, shown_progress
 from asyncpp_cli.launch.submission.end_message import claim_end, tell_end
 from asyncpp_cli.launch.submission.sbatch import check_folder_name
 from asyncpp_cli.runs.attempts.repair import damage, repair_run, restoring
@@ -157,13 +157,9 @@ def launch_locally(
         if sentence:
             say(sentence)
     try:
-        with shown_progress(
-            done_before=len(runs) - len(missing),
-            pauses=pauses,
-            quiet=options.quiet,
-            expected=expected,
-            remark=remark,
-        ) as progress:
+        done_before = len(runs) - len(missing)
+        display = Display(done_before=done_before, pauses=pauses, expected=expected, remark=remark)
+        with shown_progress(display, quiet=options.quiet) as progress:
             ended = Launcher(
                 tasks,
                 machine=machine,
@@ -178,7 +174,7 @@ def launch_locally(
         say(f"To resume: {resume or resume_command(runs, experiment.folder, options)}")
         return INTERRUPTED
     done = [is_done(status, until=task.until) for task, status in zip(tasks, ended, strict=True)]
-    completed = len(runs) - len(missing) + sum(done)
+    completed = done_before + sum(done)
     left_alone = (State.COMPLETED, State.PAUSED, State.RUNNING)
     left_out = sum(
         task.run.id in cancelled and status.state not in left_alone and status.cause != Cause.CANCELLED

@@ -21,7 +21,7 @@ from asyncpp_cli.launch.job.time_limit import CLOCK_TOLERANCE, EARLY_SECONDS, fi
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import Job, Outcome, Refused
-from asyncpp_cli.runs.attempts.settle import override_outcome, settle
+from asyncpp_cli.runs.attempts.settle import Knowledge, override_outcome, settle
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
@@ -81,7 +81,7 @@ def _attempt(
         attempt.write(Refused(reason=reason))
     else:
         code = _run_ranks(attempt, manifest, job)
-    status = _corrected(settle(run, all_over=attempt.number), attempt, manifest, job, code)
+    status = _corrected(settle(run, Knowledge(all_over=attempt.number)), attempt, manifest, job, code)
     _say(f"attempt {attempt.number}: {status.state} {status.reason}")
     if status.attempt != attempt.number:
         return 1  # SLURM lost contact with this job and has started the run elsewhere
@@ -110,7 +110,7 @@ def _settle_earlier_start(run: Run, job: Job) -> None:
     reason = f"SLURM took its nodes away ({before.nodes}) and started the job again"
     if status.state == State.RUNNING:
         attempt.stop(reason, cause=Cause.RESTARTED)
-        settle(run, all_over=attempt.number)
+        settle(run, Knowledge(all_over=attempt.number))
     elif status.state == State.FAILED and before.restart < job.restart:
         # Ranks vanished together with this process, which would have recorded why.
         reason = f"{reason}; {status.reason}"

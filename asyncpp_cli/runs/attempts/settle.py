@@ -26,28 +26,28 @@ SECONDS_TO_START = 120.0
 """A local rank that has not recorded its start after this time counts as never started."""
 
 
-def settle(
-    run: Run,
-    *,
-    none_to_come: int | None = None,
-    all_over: int | None = None,
-    scheduler: Scheduler | None = None,
-) -> Status:
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """What a caller knows of a run's attempts: of its own, as another process may have claimed the next."""
+
+    none_to_come: int | None = None
+    """Number of an attempt whose ranks that have not started never will."""
+    all_over: int | None = None
+    """Number of an attempt of which no rank is running any more."""
+    scheduler: Scheduler | None = None
+    """Asked about processes on other machines."""
+
+
+NOTHING_KNOWN = Knowledge()
+
+
+def settle(run: Run, knows: Knowledge = NOTHING_KNOWN) -> Status:
     """Return the run's status, after recording the outcome of an attempt that has ended.
-
-    A caller knows about its own attempt only; another process may have claimed the next one meanwhile.
-
-    Args:
-        run: the run.
-        none_to_come: number of an attempt whose ranks that have not started never will.
-        all_over: number of an attempt of which no rank is running any more.
-        scheduler: asked about processes on other machines.
 
     Raises:
         DamagedError: a file of the run is missing or cannot be read.
         OSError: the status cannot be written.
     """
-    knows = Knowledge(none_to_come=none_to_come, all_over=all_over, scheduler=scheduler)
     status = run.status()
     # Checked without the lock, so that readers do not wait for each other.
     if not _has_ended(status, run, knows):
@@ -69,7 +69,7 @@ def current_status(
     knows = Knowledge(none_to_come=none_to_come, scheduler=scheduler)
     try:
         try:
-            status = settle(run, none_to_come=none_to_come, scheduler=scheduler)
+            status = settle(run, knows)
         except OSError:
             status = _settled(run.status(), run, knows)
         problem = "" if status.state == State.RUNNING else metrics_problem(run, status)
@@ -78,15 +78,6 @@ def current_status(
         refusal = refusal_of(error)
         reason = printable(refusal.message if refusal else error)
         return replace(status, state=state_after(error), reason=reason)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Knowledge:
-    """What a caller knows of a run's attempts: the arguments of `settle`."""
-
-    none_to_come: int | None = None
-    all_over: int | None = None
-    scheduler: Scheduler | None = None
 
 
 def settle_locked(run: Run, knows: Knowledge) -> Status:

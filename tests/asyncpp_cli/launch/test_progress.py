@@ -13,14 +13,14 @@ import pytest
 from rich.console import Console
 
 from asyncpp_cli.base.progress import progress_bar
-from asyncpp_cli.launch.progress import _Display, shown_progress
+from asyncpp_cli.launch.progress import Display, shown_progress
 from asyncpp_cli.runs.attempts.recorder import StepLines
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
 
 
 def test_how_long_runs_that_are_left_take() -> None:
-    whole = _Display(None)
+    whole = Display()
     completed = Status(state=State.COMPLETED, attempt=1, step=100, steps=100)
     half = Status(state=State.RUNNING, attempt=1, step=50, steps=100)
     waiting = Status(state=State.PENDING)
@@ -30,11 +30,11 @@ def test_how_long_runs_that_are_left_take() -> None:
     later = list(zip(runs, [completed, half, waiting], strict=True))
     assert whole.remaining(later, now=40.0) == pytest.approx(90.0)
     # Where none has begun nobody knows how much there is to do.
-    assert _Display(None).remaining([(Run(Path("a")), waiting)], now=1.0) is None
+    assert Display().remaining([(Run(Path("a")), waiting)], now=1.0) is None
 
 
 def test_the_remaining_time_begins_as_expected_and_follows_the_pace() -> None:
-    total = _Display(None, expected={"short": 60.0, "long": 540.0})
+    total = Display(expected={"short": 60.0, "long": 540.0})
     short, long = Run(Path("short")), Run(Path("long"))
     pending = Status(state=State.PENDING)
     running = Status(state=State.RUNNING, attempt=1, step=0, steps=100)
@@ -53,7 +53,7 @@ def test_a_terminal_has_a_bar_of_all_runs_and_a_line_for_each_that_ends() -> Non
     out = io.StringIO()
     shown = Console(file=out, force_terminal=True, width=80, color_system=None)
     with progress_bar(shown) as bar:
-        display = _Display(bar, done_before=11)
+        display = Display(bar=bar, done_before=11)
         run, other = Run(Path("a")), Run(Path("b"))
         half = Status(state=State.RUNNING, attempt=1, step=50, steps=200)
         display.update([(run, half), (other, half)])
@@ -74,9 +74,7 @@ def test_a_file_gets_a_line_on_the_runs_that_train_every_half_minute(
     """With the remaining time of all runs; a remark is made once."""
     runs = [Run(Path(name)) for name in "abcdef"]
     expected = {run.id: 60.0 for run in runs}
-    display = _Display(
-        None, done_before=0, expected=expected, remark=lambda seen: "half" * (seen[0][1].step == 50)
-    )
+    display = Display(expected=expected, remark=lambda seen: "half" * (seen[0][1].step == 50))
     began = time.monotonic()
     for step in range(100):
         running = Status(state=State.RUNNING, attempt=1, step=step, steps=100, train_loss=4.0 - step / 100)
@@ -103,7 +101,7 @@ def test_a_file_gets_a_line_for_each_event_and_none_if_quiet(
     run, other = Run(Path("a")), Run(Path("b"))
     pending = Status(state=State.PENDING)
     running = Status(state=State.RUNNING, attempt=1, step=1, steps=200)
-    with shown_progress(quiet=quiet) as display:
+    with shown_progress(Display(), quiet=quiet) as display:
         display([(run, pending), (other, pending)])
         for step in range(1, 200):
             display([(run, replace(running, step=step)), (other, pending)])

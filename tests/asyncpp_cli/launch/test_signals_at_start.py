@@ -20,7 +20,7 @@ from asyncpp_cli.launch.job.job_end import JobEnd, corrected_outcome, signal_of
 from asyncpp_cli.launch.submission import sbatch
 from asyncpp_cli.launch.submission.sbatch import BatchJob
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.settle import end_rank, settle
+from asyncpp_cli.runs.attempts.settle import Knowledge, end_rank, settle
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State
@@ -157,7 +157,7 @@ def test_how_an_attempt_ended_is_corrected_by_how_its_job_ended(
     attempt: Attempt,
 ) -> None:
     recorded(attempt)
-    status = settle(attempt.run, all_over=attempt.number)
+    status = settle(attempt.run, Knowledge(all_over=attempt.number))
     assert status.state == state
     if recorded is nothing:
         assert status.reason == "rank 0 never started"
@@ -171,7 +171,7 @@ def test_how_an_attempt_ended_is_corrected_by_how_its_job_ended(
 
 def test_a_rank_that_vanished_was_killed_whatever_srun_then_told_the_other(attempt: Attempt) -> None:
     second_vanished(attempt)
-    status = settle(attempt.run, all_over=attempt.number)
+    status = settle(attempt.run, Knowledge(all_over=attempt.number))
     first_saved(attempt)
     interrupted = replace(status, state=State.INTERRUPTED, cause=Cause.STOPPED)
     better = corrected_outcome(interrupted, attempt, ranks=2, end=end_of(143, JobPhase.RUNNING))

@@ -17,7 +17,7 @@ from support.launches import ONE, TINY, started_process, sweep, wait_for
 from asyncpp_cli.launch.local_machine import Launcher, tasks_of
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
-from asyncpp_cli.runs.attempts.settle import settle
+from asyncpp_cli.runs.attempts.settle import Knowledge, settle
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
@@ -42,7 +42,7 @@ class AnotherLauncher:
             self.attempt = claim(run, processes=1, replay=True, steps=4)
         elif self.attempt is not None:
             # It has been seen once: end it, and with it the launch.
-            settle(run, all_over=self.attempt.number)
+            settle(run, Knowledge(all_over=self.attempt.number))
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_a_launch_that_only_watched_says_that_it_ended_nothing(tmp_path: Path) -
     cancel = f"asyncpp cancel {experiment.folder}"
     for said in ("Ctrl-C: no run of this launch was training.", f"go on (1); to end them: {cancel}"):
         assert said in ended.errors
-    settle(run, all_over=other.number)
+    settle(run, Knowledge(all_over=other.number))
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from asyncpp_cli.runs.attempts.claims import check_current, claim, record_proces
 from asyncpp_cli.runs.attempts.files import Claimed, RankError, RankStart
 from asyncpp_cli.runs.attempts.outcome import blamed_rank
 from asyncpp_cli.runs.attempts.recorder import RunRecorder
-from asyncpp_cli.runs.attempts.settle import current_status, settle
+from asyncpp_cli.runs.attempts.settle import Knowledge, current_status, settle
 from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.processes import process_id, this_process
 from asyncpp_cli.runs.run_folder import Run
@@ -193,16 +193,19 @@ def test_a_run_whose_processes_vanished_is_settled_by_whoever_looks(run: Run) ->
     # A rank that never started ends the attempt once nobody can start it.
     attempt = claimed(run, processes=2, replay=False, steps=5)
     assert settle(run).state == State.RUNNING
-    status = settle(run, none_to_come=attempt.number)
+    status = settle(run, Knowledge(none_to_come=attempt.number))
     assert (status.state, status.reason) == (State.FAILED, "rank 0 never started")
 
 
 def test_the_end_of_an_attempt_is_not_taken_for_that_of_the_next(run: Run) -> None:
     """A job that SLURM had lost learns of its end when the run has long been started elsewhere."""
     first = claimed(run, processes=1, replay=True, steps=5)
-    assert settle(run, all_over=first.number).state == State.FAILED
+    assert settle(run, Knowledge(all_over=first.number)).state == State.FAILED
     second = claimed(run, processes=1, replay=True, steps=5)
-    for status in (settle(run, none_to_come=first.number), settle(run, all_over=first.number)):
+    for status in (
+        settle(run, Knowledge(none_to_come=first.number)),
+        settle(run, Knowledge(all_over=first.number)),
+    ):
         assert (status.state, status.attempt) == (State.RUNNING, second.number)
 
 
@@ -247,7 +250,7 @@ def test_a_frozen_attempt_that_goes_on_after_the_next_has_begun_writes_nothing(r
     first = claimed(run, processes=1, replay=True, steps=4)
     frozen = recording(first)
     frozen.heartbeat(1, train_loss=1.0, tokens_per_second=1.0)
-    settle(run, all_over=first.number)
+    settle(run, Knowledge(all_over=first.number))
     recorder = recording(claimed(run, processes=1, replay=True, steps=4))
     written = run.metrics_file.read_bytes(), run.status_file.read_bytes()
     for write in (lambda: frozen.append(typed(step_row(1))), frozen.flush):
@@ -266,7 +269,7 @@ def test_a_status_that_was_being_written_as_the_next_attempt_began_is_lost(run: 
     """The worst moment to be frozen: after the look for the next attempt, before the file is in its place."""
     first = claimed(run, processes=1, replay=True, steps=4)
     stale = run.status()
-    settle(run, all_over=first.number)
+    settle(run, Knowledge(all_over=first.number))
 
     def goes_on_after_the_next_claim() -> bool:
         assert claimed(run, processes=1, replay=True, steps=4).number == 2
