@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -25,24 +25,21 @@ ENDS = {"_low": "interval.low", "_high": "interval.high"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
-    """A quantity of a cell."""
+class Column(Heading):
+    """A quantity of a cell, below its heading.
 
-    heading: Heading
-    """With the name of the field in records and for `--value`; without a title it is in records only."""
+    Its key is the name of the field in records and for `--value`; without a title it is in records only.
+    """
+
     value: Value
-    parts: Mapping[str, str]
+    parts: Mapping[str, str] = field(default_factory=lambda: WHOLE)
     """The fields in records: for each suffix of the name the attribute of the value; empty: the value."""
-    form: str
+    form: str = "{}"
     """Format of the number in tables."""
-    own_text: Text | None
+    own_text: Text | None = None
     """What a table shows, if that is not the number with half of its interval."""
-    always: bool
+    always: bool = False
     """Shown even if no cell has a value."""
-
-    @property
-    def key(self) -> str:
-        return self.heading.key
 
     def record(self, cell: CellResult) -> dict[str, Any]:
         """The cell's fields, as JSON can hold them."""
@@ -70,10 +67,7 @@ def single(
     title: str = "",
     value: Value | None = None,
     *,
-    parts: Mapping[str, str] = WHOLE,
-    form: str = "{}",
     text: Text | None = None,
-    always: bool = False,
     right: bool = True,
     **how: Any,
 ) -> Column:
@@ -83,21 +77,12 @@ def single(
         key: name of the field.
         title: heading in tables; empty: in records only.
         value: of a cell; None: its attribute `key`.
-        parts: as of `Column`, like the next three.
-        form: format of the value in tables.
         text: `own_text`.
-        always: whether it is shown without a value.
         right: whether tables align it right.
-        **how: fields of `Heading`: how the column gives way.
+        **how: further fields of `Column`.
     """
-    return Column(
-        heading=Heading(key=key, title=title, right=right, **how),
-        value=value or attrgetter(key),
-        parts=parts,
-        form=form,
-        own_text=text,
-        always=always,
-    )
+    value = value or attrgetter(key)
+    return Column(key=key, title=title, right=right, value=value, own_text=text, **how)
 
 
 def averaged(

@@ -52,7 +52,7 @@ def shown_columns(cells: Sequence[CellResult]) -> list[Column]:
     return [
         column
         for column in columns(cells)
-        if column.always or (column.heading.title and any(column.text(cell) != NOTHING for cell in cells))
+        if column.always or (column.title and any(column.text(cell) != NOTHING for cell in cells))
     ]
 
 
@@ -75,7 +75,7 @@ def value_columns(names: str, cells: Sequence[CellResult]) -> list[Column]:
     Raises:
         UserError: a key is unknown.
     """
-    known = {column.key: column for column in measured_columns(cells) if column.heading.title}
+    known = {column.key: column for column in measured_columns(cells) if column.title}
     keys = [key.strip() for key in names.split(",") if key.strip()]
     for key in keys:
         if key not in known:

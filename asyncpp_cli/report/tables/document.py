@@ -129,5 +129,4 @@ def table_of_cells(
         if cell is best and len(cells) > 1:
             row[0] = f"{row[0]} {BEST}"
             legend = f"{BEST}: the lowest loss. {legend}"
-    headings = [column.heading for column in shown]
-    return Table(headings=headings, rows=rows, states=[cell.state for cell in cells], legend=legend.strip())
+    return Table(headings=shown, rows=rows, states=[cell.state for cell in cells], legend=legend.strip())

@@ -55,17 +55,17 @@ def pivot(
         values: shown for each cell.
     """
     leading, points, cells_by_row = _layout(cells, rows=rows, cols=cols)
-    headings = [Heading(key=column.key, title=column.heading.title, right=False) for column in leading]
+    headings = [Heading(key=column.key, title=column.title, right=False) for column in leading]
     for point in points:
         for value in values:
-            value_title = [one_line(value.heading.title)] if len(values) > 1 else []
+            value_title = [one_line(value.title)] if len(values) > 1 else []
             title = "\n".join([*_titles(cells, cols, point), *value_title])
             headings.append(Heading(key=value.key, title=title, right=True))
     lines = [
         [*label, *(text for point in points for text in _texts(row.get(point), values))]
         for label, row in cells_by_row.items()
     ]
-    names = ", ".join(one_line(value.heading.title) for value in values)
+    names = ", ".join(one_line(value.title) for value in values)
     legend = f"Each entry: {names}; in brackets the number of completed runs."
     said = meaning([text for line in lines for text in line[len(leading) :]])
     return Table(headings=headings, rows=lines, legend=f"{legend} {said}".strip())
@@ -132,7 +132,7 @@ def _point(cell: CellResult, columns: Sequence[Column]) -> Point:
 
 def _titles(cells: Sequence[CellResult], keys: Sequence[str], point: Point) -> list[str]:
     """The values of a point, with the key's title where the value alone does not say what it is."""
-    titles = {column.key: column.heading.title for column in key_columns(cells)}
+    titles = {column.key: column.title for column in key_columns(cells)}
     plain = ("schedule", "optimizer", "model")
     return [text if key in plain else f"{titles[key]} {text}" for key, text in zip(keys, point, strict=True)]
 
