@@ -15,7 +15,7 @@ from asyncpp_cli.runs.attempts.attempt import Attempt, last_sign
 from asyncpp_cli.runs.attempts.files import Claimed
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment, write_experiment
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import State
+from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
 
 _ACCOUNTING_SECONDS = 10.0
@@ -27,9 +27,7 @@ class RunToRemove:
     """A run, and what is lost with it."""
 
     run: Run
-    state: str
-    step: int
-    steps: int
+    status: Status
     files: int
     size: int
     """Bytes."""
@@ -38,9 +36,10 @@ class RunToRemove:
     @property
     def text(self) -> str:
         """On one line, for people."""
-        trained = f"{self.step} of {self.steps} steps" if self.steps else "no steps"
+        status = self.status
+        trained = f"{status.step} of {status.steps} steps" if status.steps else "no steps"
         kept = f"{self.files} files, {self.size / 1e6:,.1f} MB"
-        parts = [self.state, trained, kept]
+        parts = [str(status.state), trained, kept]
         parts += [f"{self.checkpoints} checkpoints"] if self.checkpoints else []
         return f"{self.run.folder}: {', '.join(parts)}"
 
@@ -96,14 +95,12 @@ def _check_some_left(experiment: Experiment, ids: set[str]) -> None:
 
 
 def _to_remove(run_status: RunStatus) -> RunToRemove:
-    run, status = run_status.run, run_status.status
+    run = run_status.run
     files = [file for file in run.folder.rglob("*") if file.is_file() and not file.is_symlink()]
     checkpoints = list(run.checkpoints.glob("step-*")) if run.checkpoints.is_dir() else []
     return RunToRemove(
         run=run,
-        state=str(status.state),
-        step=status.step,
-        steps=status.steps,
+        status=run_status.status,
         files=len(files),
         size=sum(file.stat().st_size for file in files),
         checkpoints=len(checkpoints),

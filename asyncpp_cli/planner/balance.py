@@ -133,7 +133,7 @@ def balances_of_run(folder: Path) -> tuple[str, MeasuredBalance]:
         raise UserError(f"{folder}: model.factory: what a part of a user's own model costs is unknown")
     if config.parallel.shard_head:
         raise UserError(f"{folder}: parallel.shard_head: shards of the head are not planned for")
-    return run.id, measured_balance(config, measured_run(run.folder).times)
+    return run.id, measured_balance(config, measured_run(run.folder)[1])
 
 
 def measured_balance(config: RunConfig, times: RankTimes) -> MeasuredBalance:

@@ -121,15 +121,10 @@ def _start(pid: int) -> int | None:
     """Start time of a process; `_UNKNOWN` without /proc; None if it has ended."""
     if not Path("/proc/self/stat").exists() or _shows_others():
         return _UNKNOWN
-    fields = _stat(pid)
-    return None if fields is None or fields[0] == "Z" else int(fields[19])
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the process state on."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The command name, in parentheses, may itself contain parentheses and blanks.
-    return stat.rpartition(")")[2].split()
+    # From the process state on: the command name, in parentheses, may contain parentheses and blanks.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])

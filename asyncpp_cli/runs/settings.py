@@ -89,9 +89,7 @@ def check_key(key: str) -> None:
     Raises:
         SettingError: it has not; the message gives the nearest accepted key, or all keys of the section.
     """
-    if key in KEYS:
-        return
-    if _is_open(key):
+    if key in KEYS or _is_open(key):
         return
     for known, (held, _) in OPEN_KEYS.items():
         if key == known or key.startswith(f"{known}."):

@@ -258,18 +258,8 @@ def _first_line(text: str) -> str:
     return f"{first} (and {len(others)} more)" if others else first
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredRun:
-    """Geometry and compute times of a run."""
-
-    stages: int
-    """Pipeline ranks."""
-    microbatches: int
-    times: RankTimes
-
-
-def measured_run(folder: Path) -> MeasuredRun:
-    """Compute times of the run in `folder`, averaged over its segments.
+def measured_run(folder: Path) -> tuple[int, RankTimes]:
+    """Micro-batches per step of the run in `folder`, and compute times of its ranks, averaged over segments.
 
     Raises:
         UserError: no segment was measured, or a row is damaged.
@@ -287,7 +277,7 @@ def measured_run(folder: Path) -> MeasuredRun:
         raise UserError(f"{folder}: metrics.jsonl: a row lacks {lacks}")
     times = rank_times(segments, start.rank_of_stage)
     assert times is not None
-    return MeasuredRun(stages=len(times.forward), microbatches=start.microbatches, times=times)
+    return start.microbatches, times
 
 
 def rank_times(segments: Iterable[Segment], rank_of_stage: Sequence[int]) -> RankTimes | None:

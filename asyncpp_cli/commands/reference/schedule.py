@@ -268,14 +268,14 @@ def compare(
     if costs_of is not None:
         if replace(times, latency=0.0, reduction=0.0) != AllTimes():
             raise UserError("--costs-of gives the computing times: leave out --forward, --update, ...")
-        measured = schedule_input.measured_run(costs_of)
+        microbatches, measured = schedule_input.measured_run(costs_of)
         geometry = replace(
             geometry,
-            stages=measured.stages if geometry.stages is None else geometry.stages,
-            microbatches=measured.microbatches if geometry.microbatches is None else geometry.microbatches,
+            stages=geometry.stages or len(measured.forward),
+            microbatches=geometry.microbatches or microbatches,
         )
     schedule_input.refuse_untaken(names, geometry)
-    costs = CostOptions(**vars(times), measured=None if measured is None else measured.times)
+    costs = CostOptions(**vars(times), measured=measured)
     rows = schedule_input.comparison(names, geometry, costs, steps=steps)
     schedule_input.note_delay(names, geometry, costs.block)
     if as_json:

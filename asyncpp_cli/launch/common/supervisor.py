@@ -256,7 +256,6 @@ def supervise(
     first_here: int,
     local_size: int,
     devices: str | None,
-    received: list[signal.Signals],
 ) -> bool:
     """Run ranks of an attempt in child processes; returns whether all completed or stopped on request.
 
@@ -268,7 +267,6 @@ def supervise(
         local_size: number of processes on this machine.
         devices: GPUs for the attempt's processes on this machine, in CUDA_VISIBLE_DEVICES' notation; None:
             leave the environment as it is.
-        received: signals received so far; may still grow.
 
     Raises:
         TakenOverError: another machine has taken over the run.
@@ -315,6 +313,7 @@ def supervise(
             continue
         children[rank] = child
         attempt.record_start(rank, process_id(child.pid), this_process(), node=node)
+    received = early_signals.received  # may still grow
     supervisor = Supervisor(
         attempt, children, size=size, grace=site.grace, lease=site.lease, received=received
     )
@@ -364,7 +363,6 @@ def _run() -> int:
             first_here=first_here,
             local_size=local_size,
             devices=devices,
-            received=early_signals.received,
         )
     except TakenOverError as error:
         print(error)
