@@ -7,6 +7,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Collection, Container, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from asyncpp_cli.base.console import command, say
@@ -45,7 +46,7 @@ def show_scripts(experiment: Experiment, site: Site, options: LaunchOptions) -> 
         max_array_size = slurm.max_array_size({})
         say(f"{error}; assuming SLURM's default size of arrays")
     run_statuses = SlurmQueue(experiment).run_statuses(with_accounting=False)
-    runs = runs_to_submit(run_statuses, only=options.only, pauses=options.pauses)
+    runs = runs_to_submit(run_statuses, options)
     planned = plan_arrays(runs, site, options, max_array_size=max_array_size)
     for array in planned:
         first = array.throttle.after
@@ -83,7 +84,6 @@ def submit_missing(
     site: Site,
     options: LaunchOptions,
     *,
-    only: Collection[str] | None,
     cancelled: Container[str],
 ) -> set[str]:
     """Submit the runs that are neither done, nor running, nor queued.
@@ -95,7 +95,6 @@ def submit_missing(
         experiment: the experiment.
         site: site profile.
         options: options of the launch.
-        only: ids of the runs to consider; None: all.
         cancelled: ids of runs not to submit.
 
     Raises:
@@ -106,9 +105,9 @@ def submit_missing(
         queue.check_answer()
         run_statuses = [queue.run_status(run, with_accounting=False) for run in experiment.runs_to_launch]
         for each in run_statuses:
-            if each.status.state in UNKNOWN and (only is None or each.run.id in only):
+            if each.status.state in UNKNOWN and (options.only is None or each.run.id in options.only):
                 say(f"left out: {damage(each.run, each.status)}")
-        missing = runs_to_submit(run_statuses, only=only, pauses=options.pauses)
+        missing = runs_to_submit(run_statuses, options)
         runs = [run for run in missing if run.id not in cancelled]
         free = free_jobs(site)
         if free is not None and free > 1 and options.tell_end and site.on_end:
@@ -135,11 +134,7 @@ def _say_nothing_to_do(
     left: int,
     site: Site,
 ) -> None:
-    not_done = [
-        run_status
-        for run_status in run_statuses
-        if not is_done(run_status.status, until=options.pauses.get(run_status.run.id))
-    ]
+    not_done = _not_done(run_statuses, options)
     queued = sum(run_status.has_job for run_status in not_done)
     elsewhere = sum(
         run_status.status.state == State.RUNNING and not run_status.has_job for run_status in not_done
@@ -227,21 +222,22 @@ def follow(
                 if run_status.is_live:
                     polls_without_job[run_status.run.id] = 0
                     left.discard(run_status.run.id)  # by another launch
-            open_runs = [
-                run_status
-                for run_status in run_statuses
-                if not is_done(run_status.status, until=options.pauses.get(run_status.run.id))
-            ]
+            open_runs = _not_done(run_statuses, options)
             if all(polls_without_job[run_status.run.id] >= _POLLS_WITHOUT_JOB for run_status in open_runs):
                 if not left:
                     break
                 # Jobs that are still ending, and those of other experiments, count for the submit limit.
                 if _has_room(site):
-                    left = submit_missing(experiment, site, options, only=left, cancelled=cancelled)
+                    left = submit_missing(experiment, site, replace(options, only=left), cancelled=cancelled)
             time.sleep(_POLL_SECONDS)
     completed = len(run_statuses) - len(open_runs)
     say(f"{completed} of {len(run_statuses)} runs {_done(options)} in {experiment.folder}")
     return 0 if not open_runs else 1
+
+
+def _not_done(run_statuses: Sequence[RunStatus], options: LaunchOptions) -> list[RunStatus]:
+    pauses = options.pauses
+    return [each for each in run_statuses if not is_done(each.status, until=pauses.get(each.run.id))]
 
 
 def _done(options: LaunchOptions) -> str:

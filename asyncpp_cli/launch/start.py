@@ -102,7 +102,7 @@ def launch_on_cluster(experiment: Experiment, site: Site, options: LaunchOptions
     check_folder_name(experiment.folder)
     cancelled = Cancellations(experiment)
     try:
-        left = submit_missing(experiment, site, options, only=options.only, cancelled=cancelled)
+        left = submit_missing(experiment, site, options, cancelled=cancelled)
         if not options.wait:
             return 0
         return follow(experiment, site, options, left=left, cancelled=cancelled)

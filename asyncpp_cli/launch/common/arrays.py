@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
@@ -49,16 +49,14 @@ class PlannedArray:
     """Time limit of each of its jobs, in sbatch's notation."""
 
 
-def runs_to_submit(
-    run_statuses: Sequence[RunStatus], *, only: Collection[str] | None, pauses: Pauses
-) -> list[Run]:
+def runs_to_submit(run_statuses: Sequence[RunStatus], options: LaunchOptions) -> list[Run]:
     """The runs that are neither done, nor running, nor queued, and can be read; those that failed last, so
     that they keep no other from its turn."""
     return [
         run_status.run
         for run_status in sorted(run_statuses, key=lambda each: each.status.state == State.FAILED)
-        if (only is None or run_status.run.id in only)
-        and not is_done(run_status.status, until=pauses.get(run_status.run.id))
+        if (options.only is None or run_status.run.id in options.only)
+        and not is_done(run_status.status, until=options.pauses.get(run_status.run.id))
         and not run_status.is_live
         and run_status.status.state not in UNKNOWN
     ]
