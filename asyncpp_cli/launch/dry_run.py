@@ -28,7 +28,7 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import config_hash, items
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import ranks_of, resources_of, this_machine
-from stages.config.run_config import ModelConfig, RunConfig, TrainConfig
+from stages.config.run_config import RunConfig, TrainConfig, changed
 from stages.resolve.checks import check
 from stages.resolve.facts import facts
 
@@ -75,52 +75,40 @@ class _DryRunCell:
 
 def twin_of(config: RunConfig) -> RunConfig:
     """A configuration's twin: with a tiny model, a short context and at most two pipelines."""
-    grouped = config.model.kv_heads < config.model.heads
-    model = replace(
-        config.model,
-        name="twin",
-        layers=facts(config).schedule.stages,
-        width=32,
-        heads=2,
-        kv_heads=1 if grouped else 2,
-        head_dim=None,
-        mlp_width=64,
-        init=None,
-        init_sha256=None,
-    )
-    if config.model.experts:
-        model = _with_few_experts(model)
-    train = replace(
-        config.train,
-        steps=STEPS,
-        microbatch_size=1,
-        eval_interval=STEPS // 2,
-        eval_microbatches=TrainConfig.eval_microbatches,
-        eval_tokens=1,
-        checkpoint_interval=0,
-    )
-    return replace(
-        config,
-        model=model,
-        parallel=replace(config.parallel, cut=None, data=min(config.parallel.data, DATA_RANKS)),
-        data=replace(config.data, context=16),
-        train=train,
-        site=replace(config.site, device="cpu", threads=1),
-        seed=0,
-    )
-
-
-def _with_few_experts(model: ModelConfig) -> ModelConfig:
-    """Few and small experts, with shared ones and a dense block where there were some."""
-    assert model.active_experts is not None
-    return replace(
-        model,
-        experts=min(model.experts, EXPERTS),
-        active_experts=min(model.active_experts, EXPERTS // 2),
-        expert_width=32,
-        shared_experts=min(model.shared_experts, 1),
-        dense_layers=min(model.dense_layers, 1, model.layers - 1),
-    )
+    model, layers = config.model, facts(config).schedule.stages
+    twin: dict[str, Any] = {
+        "model.name": "twin",
+        "model.layers": layers,
+        "model.width": 32,
+        "model.heads": 2,
+        "model.kv_heads": 1 if model.kv_heads < model.heads else 2,
+        "model.head_dim": None,
+        "model.mlp_width": 64,
+        "model.init": None,
+        "model.init_sha256": None,
+        "train.steps": STEPS,
+        "train.microbatch_size": 1,
+        "train.eval_interval": STEPS // 2,
+        "train.eval_microbatches": TrainConfig.eval_microbatches,
+        "train.eval_tokens": 1,
+        "train.checkpoint_interval": 0,
+        "parallel.cut": None,
+        "parallel.data": min(config.parallel.data, DATA_RANKS),
+        "data.context": 16,
+        "site.device": "cpu",
+        "site.threads": 1,
+        "seed": 0,
+    }
+    if model.active_experts is not None and model.experts:
+        # Few and small ones, with shared ones and a dense block where there were some.
+        twin |= {
+            "model.experts": min(model.experts, EXPERTS),
+            "model.active_experts": min(model.active_experts, EXPERTS // 2),
+            "model.expert_width": 32,
+            "model.shared_experts": min(model.shared_experts, 1),
+            "model.dense_layers": min(model.dense_layers, 1, layers - 1),
+        }
+    return changed(config, twin)
 
 
 def dry_run(experiment: Experiment, *, replay: bool, quiet: bool) -> bool:
