@@ -141,14 +141,8 @@ def _executor(site: Site, folder: Path, job: BatchJob) -> Any:
             return self._get_job_id_from_submission_command(said)
 
     executor = Executor(folder=folder)
-    optional = {
-        "partition": site.partition,
-        "account": site.account,
-        "qos": site.qos,
-        "constraint": site.constraint,
-        "mem": site.memory,
-        "exclude": site.exclude,
-    }
+    named = {key: getattr(site, key) for key in ("partition", "account", "qos", "constraint", "exclude")}
+    optional = named | {"mem": site.memory}
     executor.update_parameters(
         job_name=job.name,
         time=job.time or site.time,
