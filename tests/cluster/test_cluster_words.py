@@ -17,6 +17,7 @@ import pytest
 from support.cluster_runs import (
     ONE_RUN,
     launch,
+    sbatch,
     scontrol,
     set_partition,
     site_file,
@@ -120,8 +121,7 @@ def test_where_slurm_does_not_answer_nothing_is_called_pending_or_failed(
 
 
 def test_the_end_that_a_preemption_sets_is_no_time_limit(slurm_conf: Path, tmp_path: Path) -> None:
-    asked = ["sbatch", "--parsable", "--output=/dev/null", "--time=60", "--array=0", "--wrap=sleep 600"]
-    number = subprocess.run(asked, check=True, timeout=60, capture_output=True, text=True).stdout.strip()
+    number = sbatch("--output=/dev/null", "--time=60", "--array=0", "--wrap=sleep 600")
     job = Job(
         cluster="testcluster", name="x", index=0, id=f"{number}_0", restart=0, nodes="n1", submission="s"
     )
@@ -273,11 +273,7 @@ def test_many_jobs_are_cancelled_in_one_request_for_each_array(
     slurm_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_partition("down")
-    asked = ["sbatch", "--parsable", "--output=/dev/null", "--array=0-49", "--wrap=true"]
-    arrays = [
-        subprocess.run(asked, check=True, timeout=60, capture_output=True, text=True).stdout.strip()
-        for _ in range(4)
-    ]
+    arrays = [sbatch("--output=/dev/null", "--array=0-49", "--wrap=true") for _ in range(4)]
     before = len((slurm_conf.parents[1] / "log/slurmctld.log").read_text().splitlines())
     kept = f"{arrays[0]}_7"
     slurm.cancel(

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import hurry, preempt_all, scontrol, set_partition, squeue, wait_for
+from support.cluster_runs import hurry, preempt_all, sbatch, scontrol, set_partition, squeue, wait_for
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch.submission.sbatch import check_folder_name
@@ -26,11 +26,6 @@ def sleepers(slurm_conf: Path, tmp_path: Path) -> str:
     array = sbatch("--array=0-2", f"--output={tmp_path}/%A_%a.out", "--requeue", "--wrap=exec sleep 600")
     wait_for(lambda: states(array) == ["RUNNING"] * 3, seconds=60, why=squeue)
     return array
-
-
-def sbatch(*arguments: str) -> str:
-    command = ["sbatch", "--parsable", "--time=10", *arguments]
-    return subprocess.run(command, timeout=60, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def states(array: str) -> list[str]:

@@ -70,6 +70,12 @@ def starts(run: Run) -> list[tuple[int, int]]:
     return [(row["attempt"], row["step"]) for row in lines if row["kind"] == "start"]
 
 
+def sbatch(*arguments: str) -> str:
+    """Submit a job of ten minutes; its number."""
+    command = ["sbatch", "--parsable", "--time=10", *arguments]
+    return subprocess.run(command, timeout=60, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def squeue(*fields: str) -> list[str]:
     """One line for each job in the queue; array tasks are listed one by one."""
     form = "|".join(fields or ["%F_%K", "%T"])

@@ -158,34 +158,26 @@ def test_untrainable_cells_are_refused_before_anything_is_written(
     assert not (tmp_path / "e").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (
-            "{matrix: {schedule: [2bw], seed: [0, x]}, train: {steps: 3.5}, model: nanoo}",
-            ["matrix: seed: must be", "train.steps: must be", "did you mean nano?", "optimizer is not set"],
-        ),
-        (
-            "{model: nano, matrix: {schedule: [1f1b, 2wb]}, exclude: [{sed: 1}], "
-            "train: {stepz: 30, microbatch_size: 0, precision: bfloat}, optimizer.schedule: cosin}",
-            [
-                "schedule.name: '2wb' is not known; did you mean 2bw?",
-                "exclude[0]: sed: unknown key",
-                "train.stepz: unknown key; did you mean train.steps?",
-                "train.microbatch_size: is 0, must be at least 1",
-                "train.precision: 'bfloat' is not known; did you mean bfloat16?",
-                "optimizer.schedule: 'cosin' is not known; did you mean cosine?",
-                "optimizer is not set; accepted: sgd, adamw",
-            ],
-        ),
-    ],
-)
-def test_the_mistakes_of_a_file_are_named_at_once(content: str, named: list[str], tmp_path: Path) -> None:
+def test_the_mistakes_of_a_file_are_named_at_once(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text(content)
+    file.write_text(
+        "{model: nanoo, matrix: {schedule: [1f1b, 2wb], seed: [0, x]}, exclude: [{sed: 1}], "
+        "train: {steps: 3.5, stepz: 30, microbatch_size: 0, precision: bfloat}, optimizer.schedule: cosin}"
+    )
+    named = [
+        "did you mean nano?",
+        "schedule.name: '2wb' is not known; did you mean 2bw?",
+        "matrix: seed: must be",
+        "exclude[0]: sed: unknown key",
+        "train.steps: must be",
+        "train.stepz: unknown key; did you mean train.steps?",
+        "train.microbatch_size: is 0, must be at least 1",
+        "train.precision: 'bfloat' is not known; did you mean bfloat16?",
+        "optimizer.schedule: 'cosin' is not known; did you mean cosine?",
+        "optimizer is not set; accepted: sgd, adamw",
+    ]
     said = refusal("sweep", file, "--list", remarks=len(named) - 1)
-    for words in named:
-        assert words in said
+    assert [words for words in named if words not in said] == []
 
 
 def test_an_unknown_template_is_refused_with_those_there_are(tmp_path: Path) -> None:

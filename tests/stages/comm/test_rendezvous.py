@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from support.command_line import ran
+from support.connections import LISTENING, tcp_sockets
 from support.privileges import network_namespace
 from torch._C._distributed_c10d import PrefixStore
 
@@ -239,7 +240,7 @@ def test_a_foreign_process_that_comes_first_is_refused(
 def test_a_run_goes_on_beside_foreign_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is there before rank 1, says nothing and stays; another says that it is rank 1."""
     monkeypatch.chdir(tmp_path)
-    before = listening()
+    before = set(tcp_sockets(LISTENING))
 
     def rank(number: int) -> tuple[list[Any], list[float], set[str]]:
         with connected(
@@ -252,7 +253,7 @@ def test_a_run_goes_on_beside_foreign_processes(tmp_path: Path, monkeypatch: pyt
         ) as process:
             shared = exchange(process)
             process.meetings.gather(None)
-            found = set(listening() - before)
+            found = set(tcp_sockets(LISTENING)) - before
             return process.meetings.gather(number), shared, found
 
     with ThreadPoolExecutor(2) as pool:
@@ -277,23 +278,6 @@ def exchange(process: Process) -> list[float]:
     mine = torch.full((1,), float(process.rank))
     process.communicator("test", range(process.size)).allgather([everyone], [mine]).wait()
     return [float(one) for one in everyone]
-
-
-def listening() -> set[str]:
-    """The addresses that this process listens on, as /proc/net/tcp has them."""
-    mine = set()
-    for descriptor in Path("/proc/self/fd").iterdir():
-        try:
-            mine.add(str(descriptor.readlink()))
-        except OSError:
-            continue
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            columns = line.split()
-            if columns[3] == "0A" and f"socket:[{columns[9]}]" in mine:
-                found.add(columns[1])
-    return found
 
 
 def test_from_another_network_nobody_gets_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

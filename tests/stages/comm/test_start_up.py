@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.connections import ESTABLISHED, tcp_sockets
 
 from schedules import build
 from stages.comm.collectives import Exchange, Group
@@ -22,18 +23,6 @@ from stages.shape.optimizer_sharding import assign_owners
 STAGES = 2
 NUMBERS = 1000
 """Entries of each message and of each data rank's part of the gradient."""
-
-
-def tcp_connections() -> int:
-    """Established TCP connections of this process."""
-    own = set()
-    for descriptor in Path("/proc/self/fd").iterdir():
-        try:
-            own.add(str(descriptor.readlink()))
-        except OSError:
-            continue
-    columns = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return sum(fields[3] == "01" and f"socket:[{fields[9]}]" in own for fields in columns)
 
 
 def use(group: Group) -> None:
@@ -60,7 +49,7 @@ def counts_of_rank(results: Pipe, folder: Path, rank: int, ranks: int) -> None:
     place = {"rank": rank, "size": ranks, "local_rank": rank, "local_size": ranks}
     with connected(**place, rendezvous=folder, site=site) as process:
         process.meetings.gather(None, to=0)
-        met = tcp_connections()
+        met = len(tcp_sockets(ESTABLISHED))
         process.meetings.gather(None, to=0)
         connection = connect(
             process,
@@ -73,7 +62,7 @@ def counts_of_rank(results: Pipe, folder: Path, rank: int, ranks: int) -> None:
         for group in (connection.pipeline, connection.data):
             use(group)
         process.meetings.gather(None, to=0)
-        used = tcp_connections()
+        used = len(tcp_sockets(ESTABLISHED))
         process.meetings.gather(None, to=0)
         results.send((met, used, process.member.requests))
 
