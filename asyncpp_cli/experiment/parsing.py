@@ -97,12 +97,16 @@ class _Parser:
         return {name: each for key in keys for name, each in self._setting(where, key, settings[key]).items()}
 
     def condition(self, place: str, written: Mapping[str, Any]) -> Condition:
-        """A condition on cells."""
+        """The cells that what is written at a place of the template is for."""
         accepted: dict[str, list[Any]] = {}
         for key, values in written.items():
             dotted = SHORTHANDS.get(key, key)
-            found = [self._setting(f"{place}: ", key, value) for value in accepted_values(key, values)]
-            accepted[dotted] = [with_model(each).get(dotted, each.get(key)) for each in found]
+            accepted[dotted] = []
+            for value in accepted_values(key, values):
+                settings = self._setting(f"{place}: ", key, value)
+                # A model counts by its name; one whose name only the cell knows, as it is written.
+                named = with_model(settings).get(dotted, settings.get(key))
+                accepted[dotted].append(named)
         return Condition(place=place, written=written, accepted=accepted)
 
     def note_unset(self) -> None:
@@ -124,10 +128,11 @@ class _Parser:
                 raise SettingError(key.partition(".")[0], f"unknown key; did you mean {near}?")
             return settings_of(key, value, folder=template.folder)
         except SettingError as error:
-            is_key_of_template = not where and key.partition(".")[0] not in (*SECTIONS, "seed")
-            no_suggestion = "accepted: " in str(error)
-            hint = f" (also: {', '.join(OWN_KEYS)})" if is_key_of_template and no_suggestion else ""
-            self.problems.setdefault(f"{error.key}: {error}", f"{source}: {where}{error.key}: {error}{hint}")
+            line = f"{source}: {where}{error.key}: {error}"
+            outside_sections = not where and key.partition(".")[0] not in (*SECTIONS, "seed")
+            if outside_sections and "accepted: " in str(error):
+                line += f" (also: {', '.join(OWN_KEYS)})"  # it may be meant as a key of the template itself
+            self.problems.setdefault(f"{error.key}: {error}", line)
         except UserError as error:
             self.problems[str(error)] = f"{source}: {where}{key}: {error}"
         return {}

@@ -132,9 +132,14 @@ def _end_with_supervisor() -> None:
 
 
 def _claim(run: Run, rank_env: RankEnv, *, replay: bool, config: RunConfig) -> Attempt:
-    """Claim the next attempt; waits for one that is ending already, and for a lease that nobody renews."""
+    """Claim the next attempt; waits for one that is ending already, and for a lease that nobody renews.
+
+    Raises:
+        CompletedError: the run is completed.
+        UserError: the run runs elsewhere.
+    """
     deadline = time.monotonic() + config.site.start_timeout
-    renewals: tuple[int, dict[int, float]] | None = None
+    lease: tuple[int, dict[int, float]] | None = None
     gpus_here = 0 if config.site.device == "cpu" else min(rank_env.local_size, len(this_machine().gpus))
     while True:
         attempt = claim(
@@ -151,8 +156,9 @@ def _claim(run: Run, rank_env: RankEnv, *, replay: bool, config: RunConfig) -> A
         if status.state == State.COMPLETED:
             raise _completed(run)
         running = Attempt(run, status.attempt)
-        before, renewals = renewals, (running.number, renewed_at(running))
-        is_alive = _is_alive_here(running) or (before is not None and before != renewals)
+        lease_before, lease = lease, (running.number, renewed_at(running))
+        is_renewed = lease_before is not None and lease_before != lease
+        is_alive = _is_alive_here(running) or is_renewed
         is_ending = bool(running.early_exits or running.stop_reason)
         if (is_alive and not is_ending) or time.monotonic() > deadline:
             raise UserError(f"{run.folder} is being run on {status.host} (attempt {status.attempt})")

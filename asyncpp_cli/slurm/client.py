@@ -24,15 +24,15 @@ _UNKNOWN = re.compile("Invalid job id", re.IGNORECASE)
 _LONGEST_ARGUMENT = 60_000
 """Characters of names or ids in one command; Linux takes 128 KiB in one argument."""
 
-_OF_CLUSTER = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
+_CLUSTER_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 """Variables that say where the cluster is and who asks."""
 
-_OF_COMMANDS = re.compile(
+_OPTION_VARIABLES = re.compile(
     "(SACCT|SACCTMGR|SALLOC|SBATCH|SCANCEL|SCONTROL|SINFO|SLURM|SLURMD|SQUEUE|SRUN|SUBMITIT)_"
 )
 """Variables that set options of SLURM's commands, or describe the job around this process."""
 
-_SRUN = (
+_SRUN_NAMES = (
     "ACCOUNT ACCTG_FREQ BCAST BCAST_EXCLUDE BURST_BUFFER CLUSTERS COMPRESS CONSTRAINT CONTAINER CORE_SPEC "
     "CPU_BIND CPU_BIND_LIST CPU_BIND_TYPE CPU_BIND_VERBOSE DEBUG DEBUG_FLAGS DELAY_BOOT DEPENDENCY "
     "DISABLE_STATUS DISTRIBUTION DIST_PLANESIZE EPILOG EXACT EXCLUSIVE EXIT_ERROR EXIT_IMMEDIATE "
@@ -44,7 +44,7 @@ _SRUN = (
     "TRES_BIND UNBUFFEREDIO USE_MIN_NODES WAIT WAIT4SWITCH WCKEY WORKING_DIR"
 )
 SRUN_OPTIONS = (
-    *(f"SLURM_{name}" for name in _SRUN.split()),
+    *(f"SLURM_{name}" for name in _SRUN_NAMES.split()),
     *("SLURMD_DEBUG", "SRUN_CONTAINER", "SRUN_CPUS_PER_TASK", "SRUN_EXPORT_ENV"),
     *("PMI_FANOUT", "PMI_FANOUT_OFF_HOST", "PMI_TIME"),
 )
@@ -184,20 +184,19 @@ def queued_jobs(names: Collection[str]) -> dict[tuple[str, int], QueuedJob]:
     """
     form = "%F|%K|%A|%T|%N|%j|%r"
     jobs: dict[tuple[str, int], QueuedJob] = {}
-    for array, index, raw, state, nodes, name, reason in _of_names(
+    for array, index, raw_id, state, nodes, name, reason in _rows_of_jobs(
         ["squeue", "--all", "-h", "-r", "-o", form], names, fields=7
     ):
-        # Of a federation's other cluster, which started the job.
-        if state != "REVOKED":
-            number = int(index) if index.isdigit() else 0
-            job_id = f"{array}_{index}" if index.isdigit() else raw
-            known = QueuedJob(job_id, raw, state, nodes, "" if reason == "None" else reason)
-            jobs[name, number] = known
+        if state == "REVOKED":
+            continue  # another cluster of the federation started the job
+        number, job_id = (int(index), f"{array}_{index}") if index.isdigit() else (0, raw_id)
+        why_pending = "" if reason == "None" else reason
+        jobs[name, number] = QueuedJob(job_id, raw_id, state, nodes, why_pending)
     return jobs
 
 
-def _of_names(command: Sequence[str], names: Collection[str], *, fields: int) -> Iterator[list[str]]:
-    """Fields of the lines that a command prints of the jobs with these names, in portions if they are many.
+def _rows_of_jobs(command: Sequence[str], names: Collection[str], *, fields: int) -> Iterator[list[str]]:
+    """What a command prints of the jobs with these names, as fields by line; many are asked for in portions.
 
     Raises:
         SlurmError: it fails, or prints something else.
@@ -236,7 +235,7 @@ def accounted_jobs(names: Collection[str], *, since: float) -> dict[tuple[str, i
     fields = "JobID,State,ExitCode,ElapsedRaw,NodeList,JobName"
     command = ["sacct", "--allusers", "-n", "-P", "-X", f"--starttime={start}", f"--format={fields}"]
     try:
-        records = list(_of_names(command, names, fields=6))
+        records = list(_rows_of_jobs(command, names, fields=6))
     except SlurmError:
         return {}
     found: dict[tuple[str, int], AccountedJob] = {}
@@ -244,11 +243,12 @@ def accounted_jobs(names: Collection[str], *, since: float) -> dict[tuple[str, i
         array, _, index = job_id.partition("_")
         # SLURM forgets the index of an array's only task that was cancelled soon.
         for number in _indices(index or "0"):
-            # "CANCELLED by 0" is CANCELLED.
-            base_state = state.partition(" ")[0]
-            task_id = f"{array}_{number}"
             known = AccountedJob(
-                task_id, base_state, code, int(seconds or 0), "" if nodes == "None assigned" else nodes
+                id=f"{array}_{number}",
+                state=state.partition(" ")[0],  # "CANCELLED by 0" is CANCELLED
+                exit_code=code,
+                seconds=int(seconds or 0),
+                nodes="" if nodes == "None assigned" else nodes,
             )
             # A task that started has a record of its own; that of the tasks that did not may name it, too.
             if index.isdigit():
@@ -310,7 +310,7 @@ def _environment() -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name in _OF_CLUSTER or not _OF_COMMANDS.match(name)
+        if name in _CLUSTER_VARIABLES or not _OPTION_VARIABLES.match(name)
     }
     # Or sacct would cut a list of array indices at 64 characters.
     return kept | {"SLURM_BITSTR_LEN": "0"}

@@ -219,39 +219,45 @@ def recomputed_bytes(config: RunConfig, cut: StageCut) -> int:
 
 def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
     """Bytes that a stage keeps of one micro-batch from its forward to its backward, and those that a split
-    backward keeps from its first half to its second."""
-    spec, size = describe(config.model), sizes(config)
-    activation = config.model.width * size.replica
+    backward keeps from its input half to its weight half.
+
+    Both are a number of bytes per token, and some that are there once, however many tokens there are.
+    """
+    spec, size, recompute = describe(config.model), sizes(config), config.train.recompute
     blocks = [spec.piece(halves) for halves in cut.pieces]
-    kept = INDEX_BYTES if cut.has_embedding and cut.head_rows is None else 0
-    if config.train.recompute == "full":
-        kept += len(blocks) * activation
-    elif config.train.recompute == "selective":
+    head_matrix = config.model.width * config.model.vocab_size * size.wide
+    ends = sum(map(_ends, blocks))
+
+    kept = INDEX_BYTES if cut.has_embedding and cut.head_rows is None else 0  # token ids
+    if recompute == "full":
+        kept += len(blocks) * config.model.width * size.replica  # the blocks' inputs
+    elif recompute == "selective":
         kept += sum(size.of(block.kept_selectively) for block in blocks)
     else:
         kept += sum(size.of(block.kept) for block in blocks)
-    deferred = sum(size.of(block.deferred) for block in blocks)
-    deferred_once = sum(map(_ends, blocks))
-    once = 0 if config.train.recompute == "full" else deferred_once
     if cut.has_norm:
         kept += size.of(spec.norm.kept)
+    kept_once = 0 if recompute == "full" else ends
+    if config.data.document_mask:
+        kept_once += _document_bytes(config, cut)
+    deferred, deferred_once = sum(size.of(block.deferred) for block in blocks), ends
+
     if cut.head_rows is not None:
         # From S to T: hidden states, probabilities, the logarithm of their sum, targets and their logits.
         numbers = config.model.width + len(cut.head_rows)
         deferred = numbers * size.replica + 2 * size.wide + INDEX_BYTES
     elif cut.has_head and head_chunk_rows(config) is not None:
-        # The gradient of the head's input is as large as the input, that of the matrix is there once.
-        logits = config.model.vocab_size * size.wide
-        kept += size.of(spec.head.kept) - logits
-        once += config.model.width * logits
-        deferred_once += config.model.width * logits
+        # Logits are not kept: their gradients are computed at once. That of the head's input is as large as
+        # the input, that of the matrix is there once.
+        kept += size.of(spec.head.kept) - config.model.vocab_size * size.wide
+        kept_once += head_matrix
+        deferred_once += head_matrix
     elif cut.has_head:
-        kept += size.of(spec.head.kept) + INDEX_BYTES
+        kept += size.of(spec.head.kept) + INDEX_BYTES  # and targets
+        kept_once += size.wide  # what the loss is divided by
         deferred += size.of(spec.head.deferred)
-        once += size.wide  # what the loss is divided by
-    if config.data.document_mask:
-        once += _document_bytes(config, cut)
-    return _tokens(config) * kept + once, _tokens(config) * deferred + deferred_once
+    tokens = _tokens(config)
+    return tokens * kept + kept_once, tokens * deferred + deferred_once
 
 
 def _ends(piece: PartSpec) -> int:

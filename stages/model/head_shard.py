@@ -113,19 +113,20 @@ class HeadShard(nn.Module):
         weight, given, wanted = self.weight, hidden.flatten(0, 1), targets.flatten()
         tokens, width = given.shape
         wide = _wide_type(given)
-        local, inside = self._local(wanted)
-        numbers = given.new_empty((tokens, 2), dtype=wide)
-        part = given.new_zeros((tokens, 2 * width + 2 * wide.itemsize // given.itemsize))
-        kept = given.new_empty((tokens, len(weight))) if with_gradients else None
+        local, inside = self._local(wanted)  # (tokens), (tokens)
+        numbers = given.new_empty((tokens, 2), dtype=wide)  # e_k, and the logit of the target
+        part = given.new_zeros((tokens, 2 * width + 2 * wide.itemsize // given.itemsize))  # A_k, B_k, numbers
+        kept = given.new_empty((tokens, len(weight))) if with_gradients else None  # P_k
         for rows in _chunks(tokens, len(weight), wide=wide, on_gpu=given.is_cuda):
-            logits = F.linear(given[rows], weight).to(wide)
+            logits = F.linear(given[rows], weight).to(wide)  # (rows, rows of the shard)
             numbers[rows, 1] = logits.gather(1, local[rows, None])[:, 0].where(inside[rows], 0.0)
-            top = logits.amax(dim=1, keepdim=True)
-            sums = logits.sub_(top).exp_().sum(dim=1, keepdim=True)
+            top = logits.amax(dim=1, keepdim=True)  # (rows, 1)
+            sums = logits.sub_(top).exp_().sum(dim=1, keepdim=True)  # (rows, 1)
             numbers[rows, 0] = top.add_(sums.log())[:, 0]
             if kept is not None:
                 logits.div_(sums)
                 if given.dtype != wide:
+                    # In bfloat16 without the targets.
                     logits[torch.arange(len(logits), device=given.device), local[rows]] *= ~inside[rows]
                 kept[rows] = logits
                 part[rows, :width] = kept[rows] @ weight
@@ -148,10 +149,10 @@ class HeadShard(nn.Module):
             sums: `MergedHead.sums`.
             scale: factor of the mean loss.
         """
-        factors = kept.probabilities
+        factors = kept.probabilities  # (tokens, rows)
         local, inside = self._local(kept.targets)
-        whole = sums.flatten(0, 1).view(kept.log_sums.dtype)[:, 0]
-        tokens, shares = len(factors), (kept.log_sums - whole).exp_()
+        whole = sums.flatten(0, 1).view(kept.log_sums.dtype)[:, 0]  # e, (tokens)
+        tokens, shares = len(factors), (kept.log_sums - whole).exp_()  # exp(e_k - e), (tokens)
         of_target = _of_target(kept.target_logits, whole, narrow=factors.dtype != shares.dtype)
         of_target = of_target.where(inside, 0.0)
         for rows in _chunks(tokens, factors.shape[1], wide=shares.dtype, on_gpu=factors.is_cuda):
@@ -180,12 +181,12 @@ def merge_parts(parts: Sequence[Tensor], *, scale: float) -> MergedHead:
     wide, tokens = _wide_type(flat[0]), len(flat[0])
     width = flat[0].shape[1] // 2 - wide.itemsize // flat[0].itemsize
     numbers = torch.stack([part[:, 2 * width :].contiguous().view(wide) for part in flat])
-    log_sums = numbers[:, :, 0]
-    whole = torch.logsumexp(log_sums, dim=0)
-    target_logits = numbers[:, :, 1].sum(dim=0)
+    log_sums = numbers[:, :, 0]  # e_k, (shards, tokens)
+    whole = torch.logsumexp(log_sums, dim=0)  # e, (tokens)
+    target_logits = numbers[:, :, 1].sum(dim=0)  # of all shards but the target's they are 0
     loss = (whole - target_logits).mean()
     of_target = _of_target(target_logits, whole, narrow=flat[0].dtype != wide)[:, None]
-    shares = (log_sums - whole).exp_()
+    shares = (log_sums - whole).exp_()  # (shards, tokens)
     gradient = flat[0].new_zeros((tokens, width), dtype=wide)
     for part, share in zip(flat, shares, strict=True):
         gradient.addcmul_(part[:, :width].to(wide), share[:, None])

@@ -30,8 +30,10 @@ def warm_up_ranks(ranks: Sequence[Rank], run: Resolved, *, device: torch.device)
     for rank in ranks:
         ops = {action.op for program in programs for action in program.actions[rank.number]}
         for state in rank.stages.values():
-            for split in [False] * (Op.BACKWARD in ops) + [True] * (Op.BACKWARD_WEIGHT in ops):
-                warm_up(state, run, split=split, device=device)
+            if Op.BACKWARD in ops:
+                warm_up(state, run, split=False, device=device)
+            if Op.BACKWARD_WEIGHT in ops:
+                warm_up(state, run, split=True, device=device)
         if config.train.cuda_graphs:
             # Before the rehearsal: capturing gives back all memory that torch keeps, pinned memory too.
             rank.executor.capture(programs, shape=run.activation_shape, dtype=dtypes(config).replica)
@@ -70,17 +72,17 @@ def warm_up(state: StageState, run: Resolved, *, split: bool, device: torch.devi
 
 
 def _warm_up_shard(state: StageState, shard: HeadShard, run: Resolved, *, device: torch.device) -> None:
+    """Perform S and T, and if it is tied E and G, of a micro-batch (`stages.model.head_shard`)."""
     config = run.config
     hidden = torch.zeros(run.activation_shape, dtype=dtypes(config).replica, device=device)
-    part, kept = shard.run(hidden, torch.zeros(hidden.shape[:2], dtype=torch.long, device=device))
+    tokens = torch.zeros(hidden.shape[:2], dtype=torch.long, device=device)
+    part, kept = shard.run(hidden, tokens)
     assert kept is not None
-    shards = [part] * config.parallel.stages
-    merged = merge_parts(shards, scale=1.0)
+    merged = merge_parts([part] * config.parallel.stages, scale=1.0)
     factors, given = shard.gradient_factors(kept, merged.sums, scale=1.0)
     gradients = DeferredGradients()
     add_matrix(gradients, shard.weight, given=given, gradient=factors)
     if config.model.tied:
-        tokens = torch.zeros(hidden.shape[:2], dtype=torch.long, device=device)
         shard.leave_embedded(gradients, tokens, shard.embed(tokens))
     gradients.compute()
     state.weights.gradient_buffer.flat.zero_()
