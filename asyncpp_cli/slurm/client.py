@@ -430,37 +430,19 @@ class JobPhase(StrEnum):
     """No process of it runs, and it is not restarted."""
 
 
-_PHASES = {
-    "PENDING": JobPhase.PENDING,
-    "REQUEUED": JobPhase.PENDING,
-    "REQUEUE_FED": JobPhase.PENDING,
-    "REQUEUE_HOLD": JobPhase.PENDING,
-    "SPECIAL_EXIT": JobPhase.PENDING,  # requeued and held, by `scontrol requeuehold State=SpecialExit`
-    "RESV_DEL_HOLD": JobPhase.PENDING,  # held: its reservation was deleted
-    "EXPEDITING": JobPhase.PENDING,  # requeued with priority
-    "RUNNING": JobPhase.RUNNING,
-    "CONFIGURING": JobPhase.RUNNING,  # its nodes may still be booting
-    "POWER_UP_NODE": JobPhase.RUNNING,
-    "RESIZING": JobPhase.RUNNING,
-    "SIGNALING": JobPhase.RUNNING,  # not every node has acknowledged a signal
-    "STOPPED": JobPhase.RUNNING,  # by SIGSTOP; it keeps its CPUs
-    "SUSPENDED": JobPhase.RUNNING,  # its CPUs are lent to others for a while
-    "UPDATE_DB": JobPhase.RUNNING,  # its accounting record is updated
-    "COMPLETING": JobPhase.ENDING,
-    "STAGE_OUT": JobPhase.ENDING,  # files are copied from a burst buffer
-    "BOOT_FAIL": JobPhase.ENDED,
-    "CANCELLED": JobPhase.ENDED,
-    "COMPLETED": JobPhase.ENDED,
-    "DEADLINE": JobPhase.ENDED,
-    "FAILED": JobPhase.ENDED,
-    "LAUNCH_FAILED": JobPhase.ENDED,
-    "NODE_FAIL": JobPhase.ENDED,
-    "OUT_OF_MEMORY": JobPhase.ENDED,
-    "PREEMPTED": JobPhase.ENDED,
-    "RECONFIG_FAIL": JobPhase.ENDED,
-    "REVOKED": JobPhase.ENDED,  # started by another cluster of the federation
-    "TIMEOUT": JobPhase.ENDED,
+# SPECIAL_EXIT: requeued and held, by `scontrol requeuehold State=SpecialExit`. RESV_DEL_HOLD: held, as its
+# reservation was deleted. EXPEDITING: requeued with priority. CONFIGURING: its nodes may still be booting.
+# SIGNALING: not every node has acknowledged a signal. STOPPED: by SIGSTOP; it keeps its CPUs. SUSPENDED: its
+# CPUs are lent to others for a while. UPDATE_DB: its accounting record is updated. STAGE_OUT: files are
+# copied from a burst buffer. REVOKED: started by another cluster of the federation.
+_STATES = {
+    JobPhase.PENDING: "PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD EXPEDITING",
+    JobPhase.RUNNING: "RUNNING CONFIGURING POWER_UP_NODE RESIZING SIGNALING STOPPED SUSPENDED UPDATE_DB",
+    JobPhase.ENDING: "COMPLETING STAGE_OUT",
+    JobPhase.ENDED: "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED LAUNCH_FAILED NODE_FAIL OUT_OF_MEMORY "
+    "PREEMPTED RECONFIG_FAIL REVOKED TIMEOUT",
 }
+_PHASES = {state: phase for phase, states in _STATES.items() for state in states.split()}
 
 KNOWN = frozenset(_PHASES)
 """The known states."""

@@ -125,24 +125,14 @@ def standings(experiment: Experiment, plan: Plan, *, scheduler: Scheduler | None
         UserError: a run cannot be compared at its rung any more.
     """
     known = {cell.id for cell in experiment.cells}
-    lost = [run for arm in plan.arms for each in arm.candidates for run in each.runs if run not in known]
-    if lost:
+    runs = [run for arm in plan.arms for each in arm.candidates for run in each.runs]
+    if lost := [run for run in runs if run not in known]:
         raise UserError(
             f"{experiment.folder}: {lost[0]} is no run any more; to make it anew: "
             f"{command('sweep', whole_template(experiment.folder), '--out', experiment.folder)}"
         )
-    return [
-        arm_standing(
-            arm,
-            {
-                run: _record(experiment, run, scheduler)
-                for candidate in arm.candidates
-                for run in candidate.runs
-            },
-            eta=plan.question.eta,
-        )
-        for arm in plan.arms
-    ]
+    records = {run: _record(experiment, run, scheduler) for run in runs}
+    return [arm_standing(arm, records, eta=plan.question.eta) for arm in plan.arms]
 
 
 def arm_standing(arm: Arm, records: Mapping[str, RunRecord], *, eta: int) -> ArmStanding:
