@@ -20,7 +20,7 @@ from asyncpp_cli.launch.common.arrays import (
 )
 from asyncpp_cli.launch.common.options import LaunchOptions
 from asyncpp_cli.launch.common.snapshot import code_hash
-from asyncpp_cli.launch.common.srun_command import network_variables, python_words, srun_command
+from asyncpp_cli.launch.common.srun_command import network_variables, srun_command
 from asyncpp_cli.launch.progress import Display, shown_progress
 from asyncpp_cli.launch.submission.sbatch import annotated
 from asyncpp_cli.launch.submission.submit import array_script, submit
@@ -65,16 +65,12 @@ def _srun_line(array: PlannedArray, site: Site) -> str:
     code = Path("../../code") / code_hash()
     words = srun_command(
         run,
+        site,
         attempt=run.status().attempt + 1,
         shape=array.shape,
         site_settings=site_settings_of(array.shape, site),
-        srun_flags=site.srun_flags,
-        python=python_words(
-            site.command_prefix,
-            site.python,
-            folder=run.folder.absolute().parents[1] / "submissions" / "NAME",
-            environment={"PYTHONPATH": str(code)} | network_variables(site.network_interface),
-        ),
+        folder=run.folder.absolute().parents[1] / "submissions" / "NAME",
+        environment={"PYTHONPATH": str(code)} | network_variables(site.network_interface),
     )
     return shlex.join(words)
 

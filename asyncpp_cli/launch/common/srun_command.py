@@ -5,34 +5,37 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.experiment.run_data import config_to_train
-from asyncpp_cli.launch.common.arrays import JobShape
+from asyncpp_cli.launch.common.arrays import ArrayManifest, JobShape
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.sites.profile import Site
 
 
 def srun_command(
     run: Run,
+    of: Site | ArrayManifest,
     *,
     attempt: int,
     shape: JobShape,
     site_settings: Mapping[str, Any],
-    srun_flags: Sequence[str],
-    python: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
 ) -> list[str]:
     """The command, as words.
 
     Args:
         run: the run.
+        of: the site, or what the manifest has of it: flags of srun, and how Python is started.
         attempt: number of the attempt.
         shape: resources of the job.
         site_settings: settings `site.*` that override the run's.
-        srun_flags: additional flags of srun.
-        python: words that start Python (`python_words`).
+        folder: working folder of the job.
+        environment: variables of the ranks (`python_words`).
 
     Raises:
         DamagedError: the run's configuration cannot be read.
@@ -48,8 +51,9 @@ def srun_command(
         f"--wait={round(site.grace) + 60}",
         "--export=ALL",
         "--unbuffered",
-        *srun_flags,
-        *[*python, "-P", "-m", "asyncpp_cli.launch.common.supervisor"],
+        *of.srun_flags,
+        *python_words(of.command_prefix, of.python, folder=folder, environment=environment),
+        *["-P", "-m", "asyncpp_cli.launch.common.supervisor"],
         *[str(run.folder), str(attempt)],
     ]
 

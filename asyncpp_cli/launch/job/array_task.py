@@ -14,7 +14,7 @@ from pathlib import Path
 from asyncpp_cli.launch.common.arrays import ArrayManifest, ManifestRow
 from asyncpp_cli.launch.common.early_signals import received, signals_blocked
 from asyncpp_cli.launch.common.snapshot import code_hash, difference, file_hash
-from asyncpp_cli.launch.common.srun_command import network_variables, python_words, srun_command
+from asyncpp_cli.launch.common.srun_command import network_variables, srun_command
 from asyncpp_cli.launch.common.supervisor import LIMIT_VARIABLE
 from asyncpp_cli.launch.job.job_end import JobEnd, corrected_outcome
 from asyncpp_cli.launch.job.time_limit import CLOCK_TOLERANCE, EARLY_SECONDS, first_end_time, time_limit
@@ -137,13 +137,12 @@ def _run_ranks(attempt: Attempt, manifest: ArrayManifest, job: Job) -> int | Non
     environment |= network_variables(manifest.network_interface)
     command = srun_command(
         attempt.run,
+        manifest,
         attempt=attempt.number,
         shape=manifest.shape,
         site_settings=manifest.site_settings,
-        srun_flags=manifest.srun_flags,
-        python=python_words(
-            manifest.command_prefix, manifest.python, folder=Path.cwd(), environment=environment
-        ),
+        folder=Path.cwd(),
+        environment=environment,
     )
     if received:
         attempt.stop(f"the job was told to end by {received[0].name}")
