@@ -222,9 +222,9 @@ class TrainingLoop:
             SkippedTooOftenError: no gradient was finite for `train.max_skipped` updates.
             DataError: the data has changed since the run began to read it.
         """
-        self._start(start := self._load())
-        config, stopped_at = self._config.train, None
-        done = start.step
+        start = self._load()
+        self._start(start)
+        config, done, stopped_at = self._config.train, start.step, None
         if self._end <= done < config.steps:
             # Killed between saving and ending, or stopped beyond this step: maybe not evaluated here.
             self._evaluate(done)
@@ -314,10 +314,18 @@ class TrainingLoop:
 
     def _train_segment(self, first_step: int, steps: int) -> tuple[int, bool]:
         """Train to the next drain. Returns the steps done by then, and whether the run ends there."""
-        program = self._program(first_step, steps)
+        met = self._meetings.latest
+        self._perform(self._program(first_step, steps), first_step)
+        done = self._ranks[0].executor.end_step  # fewer if a stop was requested or the run gave up
+        trained = self._program(first_step, done - first_step)
+        stopping = self._agree_at_drain(trained, done)
+        self._report_segment(first_step, done - first_step, met=met)
+        return done, stopping or done < first_step + steps
+
+    def _perform(self, program: Program, first_step: int) -> None:
+        """Perform the program of a segment that begins at `first_step`, and add its time to the run's."""
         self._doing.begin("training")
         self._memory_meter.begin()
-        met = self._meetings.latest
         if self._profiler is not None:
             self._profiler.begin(first_step=first_step, microbatches=program.microbatches)
         self._segment_started = time.perf_counter()
@@ -329,29 +337,48 @@ class TrainingLoop:
             self._doing.begin("writing a profile", kind="disk")
             self._profiler.drained()
             self._doing.begin("meeting the other ranks at a drain")
-        done = self._ranks[0].executor.end_step
-        cut_short = done < first_step + steps
-        steps = done - first_step
-        program = self._program(first_step, steps)
-        # None stands for no: everybody receives the first value that is something else.
+
+    def _agree_at_drain(self, trained: Program, done: int) -> bool:
+        """Meet all other processes; returns whether one of them is told to stop.
+
+        Args:
+            trained: the program that was performed.
+            done: steps of the run done by now.
+
+        Raises:
+            RuntimeError: a measured delay is not the program's.
+            SkippedTooOftenError: no gradient was finite for `train.max_skipped` updates.
+            DataError: the data has changed since the run began to read it.
+            CheckpointError: a checkpoint could not be written.
+        """
         traces = [rank.executor.trace for rank in self._ranks]
-        changed = None if self._data is None else self._data.change(thorough=done == self._end)
-        not_finite, gave_up, failed, stop, wrong, changed = self._meetings.first(
+        # None stands for no: everybody receives the first value that is something else.
+        not_finite, gave_up, saving_failed, stop, wrong_delay, changed = self._meetings.first(
             next((trace.not_finite for trace in traces if trace.not_finite), None),
             next((trace.gave_up for trace in traces if trace.gave_up), None),
             self._saving_failed or None,
             self._stop() or None,
-            staleness_problem(traces, analyze(program)),
-            changed,
+            staleness_problem(traces, analyze(trained)),
+            None if self._data is None else self._data.change(thorough=done == self._end),
         )
-        if gave_up or failed or changed:
+        if gave_up or saving_failed or changed:
             self._finish_saving()
         if gave_up:
             raise SkippedTooOftenError(f"{not_finite}, so {gave_up}" if not_finite else gave_up)
-        if wrong:
-            raise RuntimeError(wrong)
+        if wrong_delay:
+            raise RuntimeError(wrong_delay)
         if changed:
             raise DataError(str(changed))
+        return bool(stop)
+
+    def _report_segment(self, first_step: int, steps: int, *, met: Meeting) -> None:
+        """Write what all ranks measured in a segment, in the process that writes rows.
+
+        Args:
+            first_step: of the segment.
+            steps: of the segment.
+            met: when this process left the meeting before the segment.
+        """
         collected = self._meetings.at_writer(
             [
                 RankReport(
@@ -368,7 +395,6 @@ class TrainingLoop:
         if collected is not None:
             reports = msgspec.convert(collected, list[RankReport], str_keys=True)
             self._rows.segment(reports, first_step=first_step, steps=steps, seconds=self._seconds)
-        return done, cut_short or bool(stop)
 
     def _evaluate(self, step: int) -> None:
         weights = self._losses(step)

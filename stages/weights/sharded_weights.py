@@ -1,35 +1,32 @@
 """The weights of a run whose model is under torch's `fully_shard`: this process has a shard of one version.
 
-A block is a unit, which torch gathers before its forward and backward; embedding, last norm and head are the
-unit of the module itself. Shards have the type of the master copy: rows that are updated in place are the
-master copy, and torch rounds them as it gathers them. Of a matrix with an owner
-(`stages.shape.sharded_layout`) the owner has the master copy, and shards hold it as rounded.
+Shards have the type of the master copy: rows that are updated where they are held are the master copy. Of a
+matrix with an owner (`stages.shape.sharded_layout`) the owner has the master copy, and shards hold it as
+rounded. In each update gradients of such matrices move from the shards to the owners, and new weights back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from types import MethodType
-from typing import Any, cast
+from itertools import compress
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard
 
 from stages.comm.collectives import Exchange, Group, Reduction
 from stages.comm.reduction_rounds import ROUND_BYTES
-from stages.comm.sharding import Gather, Scatter, Sharding
+from stages.comm.sharding import Sharding
 from stages.config.run_config import RunConfig
 from stages.model.custom import make_stage
-from stages.model.decoder import RunBlock, Stage, initialise
-from stages.model.runner import RUN_BY
+from stages.model.decoder import initialise
 from stages.shape.partition import StageCut
 from stages.shape.sharded_layout import Layout, Piece, Route, matrix_rounds
 from stages.shape.spec import is_stack
 from stages.weights.flat_buffers import GradientBuffer, Master, flat_views
+from stages.weights.fully_sharded import shard_fully
 from stages.weights.number_formats import dtypes
 from stages.weights.weight_versions import Replica, WeightVersions
 
@@ -95,9 +92,13 @@ class ShardedWeights(WeightVersions):
             processes=sharding.processes,
             shards=sharding.size,
         )
-        self._under_torch(module)
-        self._parameters = [dict(module.named_parameters())[name] for name in self.names]
+        self._units = shard_fully(
+            module, sharding, types=self._types, keeps_weights=self._keeps_weights, device=device
+        )
+        sharded = dict(module.named_parameters())
+        self._parameters = [sharded[name] for name in self.names]
         self._local = [cast(DTensor, parameter).to_local().detach() for parameter in self._parameters]
+        """For each parameter the rows that this process holds, `(rows, ...)`; none in some processes."""
         replica = Replica(
             module, torch.empty(0, device=device), [nn.Parameter(part) for part in self._local], version=0
         )
@@ -118,51 +119,13 @@ class ShardedWeights(WeightVersions):
 
         self._fill_with(draw)
 
-    def _under_torch(self, module: Stage) -> Stage:
-        """Put the module, which has no values yet, under `fully_shard`, and give it room for its shards."""
-        policy = MixedPrecisionPolicy()
-        narrow = self._types.replica != self._types.master
-        if narrow:
-            # Types of activations are as in other runs: nothing is cast but weights.
-            policy = MixedPrecisionPolicy(
-                param_dtype=self._types.replica, reduce_dtype=self._types.master, cast_forward_inputs=False
-            )
-        blocks = list(module.blocks.values())
-        reshards = not self._keeps_weights
-        for block in blocks:
-            fully_shard(block, mesh=self._sharding.mesh, reshard_after_forward=reshards, mp_policy=policy)
-            setattr(block, RUN_BY, MethodType(_run_by, block))
-            register_fsdp_forward_method(block, RUN_BY)
-        fully_shard(module, mesh=self._sharding.mesh, mp_policy=policy)
-        module.to_empty(device=self._device)
-        module.prepare(device=self._device, dtype=self._types.replica)
-        self._units = cast("list[FSDPModule]", [module, *blocks])
-        for unit in self._units:
-            # The executor divides the loss; sums are of all processes.
-            unit.set_gradient_divide_factor(1.0)
-            unit.set_force_sum_reduction_for_comms(True)
-            unit.set_custom_all_gather(cast(Any, Gather(self._sharding)))
-            unit.set_custom_reduce_scatter(cast(Any, Scatter(self._sharding)))
-            if self._sharding.replicas is not None:
-                unit.set_all_reduce_hook(self._sharding.add_replicas)
-        if narrow:
-            for block in blocks:
-                _widen_gradients(block, partial(_own_parameters, block), self._types.master)
-            _widen_gradients(module, partial(_own_parameters, module, blocks), self._types.master)
-        return module
-
     def _place_masters(self, replica: Replica) -> None:
         """Make the master copies and gradients of what this process updates."""
         layout, process, dtype = self._layout, self._sharding.process, self._types.master
-        owned = layout.owned(process)
-        self.parameter_of = {piece.name: self.names[piece.parameter] for piece in owned}
-        self._pieces = owned
-        matrices = [piece for piece in owned if layout.moves(piece.parameter)]
-        shapes = [self._shape(piece) for piece in matrices]
-        _, masters = flat_views(shapes, dtype=dtype, device=self._device)
-        _, of_matrices = flat_views(shapes, dtype=dtype, device=self._device)
-        self._matrices = {piece.name: master for piece, master in zip(matrices, masters, strict=True)}
-        self._matrix_gradients = {piece.name: one for piece, one in zip(matrices, of_matrices, strict=True)}
+        self._pieces = layout.owned(process)
+        """What this process updates."""
+        self.parameter_of = {piece.name: self.names[piece.parameter] for piece in self._pieces}
+        self._matrices, self._matrix_gradients = self._new_matrices(), self._new_matrices()
         flat, held = flat_views([tuple(part.shape) for part in self._local], dtype=dtype, device=self._device)
         for parameter, gradient in zip(self._parameters, held, strict=True):
             parameter.grad = DTensor.from_local(
@@ -174,21 +137,29 @@ class ShardedWeights(WeightVersions):
                 stride=parameter.stride(),
             )
         self.master = Master(
-            [piece.name for piece in owned],
-            [nn.Parameter(self._part(piece, self._local, self._matrices)) for piece in owned],
+            [piece.name for piece in self._pieces],
+            [nn.Parameter(self._part(piece, self._local, self._matrices)) for piece in self._pieces],
         )
-        gradients = [self._part(piece, held, self._matrix_gradients) for piece in owned]
+        gradients = [self._part(piece, held, self._matrix_gradients) for piece in self._pieces]
         first_group = process < self._sharding.size
-        self._counted = [first_group or layout.moves(piece.parameter) for piece in owned]
+        self._counted = [first_group or layout.moves(piece.parameter) for piece in self._pieces]
+        """For each piece whether this process counts and saves it, of those that update the same rows."""
         self.gradients = [
             ShardedGradient(
                 flat,
                 held,
                 owned=gradients,
-                counted=[one for one, counts in zip(gradients, self._counted, strict=True) if counts],
+                counted=list(compress(gradients, self._counted)),
                 loads=torch.zeros_like(replica.biases, dtype=torch.int64),
             )
         ]
+
+    def _new_matrices(self) -> dict[str, Tensor]:
+        """Room for values of the matrices that this process owns, by name."""
+        pieces = [piece for piece in self._pieces if self._layout.moves(piece.parameter)]
+        shapes = [self._shape(piece) for piece in pieces]
+        _, views = flat_views(shapes, dtype=self._types.master, device=self._device)
+        return {piece.name: view for piece, view in zip(pieces, views, strict=True)}
 
     def _shape(self, piece: Piece) -> tuple[int, ...]:
         shape = self.shapes[self.names[piece.parameter]]
@@ -273,11 +244,18 @@ class ShardedWeights(WeightVersions):
 
     def reduce(self, data: Group, gradient: GradientBuffer, *, early: bool) -> Reduction:
         """Hand the gradients of matrices, which torch has reduced, to the owners."""
-        moved = _Once(lambda: self._move(self._to_owners, gradient.views, self._matrix_gradients, back=False))
-        now = self._device.type == "cuda"
+        sent, received = self._to_owners
+        moved = _Once(
+            lambda: self._move(
+                self._in_shards(sent, gradient.views),
+                self._in_matrices(received, self._matrix_gradients),
+                dtype=self._types.master,
+            )
+        )
+        on_gpu = self._device.type == "cuda"
 
         def advance(whole: int) -> None:
-            if now:
+            if on_gpu:
                 moved()
 
         return Reduction(ready=moved.is_done, wait=moved, take=moved, advance=advance)
@@ -287,53 +265,60 @@ class ShardedWeights(WeightVersions):
         return self._spread(self._matrices)
 
     def _spread(self, matrices: Mapping[str, Tensor]) -> Exchange[None]:
-        moved = _Once(lambda: self._move(self._from_owners, self._local, matrices, back=True))
+        sent, received = self._from_owners
+        moved = _Once(
+            lambda: self._move(
+                self._in_matrices(sent, matrices),
+                self._in_shards(received, self._local),
+                dtype=self._types.replica,
+            )
+        )
         if self._device.type == "cuda":
             moved()
         return Exchange(ready=moved.is_done, wait=moved, take=moved)
 
+    def _in_shards(self, routes: Sequence[Route], held: Sequence[Tensor]) -> list[tuple[Route, Tensor]]:
+        """Each route with its rows in the shards that this process holds."""
+        matrices = self._layout.matrices
+        return [
+            (route, self._rows_of(matrices[route.matrix].parameter, route.rows, held)) for route in routes
+        ]
+
+    def _in_matrices(self, routes: Sequence[Route], own: Mapping[str, Tensor]) -> list[tuple[Route, Tensor]]:
+        """Each route with its rows in the matrices that this process owns."""
+        parts = []
+        for route in routes:
+            matrix = self._layout.matrices[route.matrix]
+            shape = (len(matrix.rows), *self.shapes[self.names[matrix.parameter]][1:])
+            first = matrix.rows.start
+            rows = own[matrix.name].view(shape)[route.rows.start - first : route.rows.stop - first]
+            parts.append((route, rows))
+        return parts
+
     @torch.no_grad()
     def _move(
-        self,
-        routes: tuple[list[Route], list[Route]],
-        held: Sequence[Tensor],
-        own: Mapping[str, Tensor],
-        *,
-        back: bool,
+        self, sent: list[tuple[Route, Tensor]], received: list[tuple[Route, Tensor]], *, dtype: torch.dtype
     ) -> None:
-        """Move rows of matrices between the shards `held` and the owners' `own`, `back` to the shards."""
-        sharding, layout = self._sharding, self._layout
-        dtype = self._types.replica if back else self._types.master
-
-        def part(route: Route, of_owner: bool) -> Tensor:
-            matrix = layout.matrices[route.matrix]
-            if not of_owner:
-                return self._rows_of(matrix.parameter, route.rows, held)
-            whole = own[matrix.name]
-            whole = whole.view(len(matrix.rows), *self.shapes[self.names[matrix.parameter]][1:])
-            first = matrix.rows.start
-            return whole[route.rows.start - first : route.rows.stop - first]
-
+        """Send rows of matrices to the peers of their routes and write what comes from theirs, as `dtype`."""
+        sharding, nothing = self._sharding, torch.empty(0, dtype=dtype, device=self._device)
         for matrices in self._rounds:
-            sent, received = ([one for one in ways if one.matrix in matrices] for ways in routes)
-            given = [part(route, back) for route in sent]
-            into = [part(route, not back) for route in received]
-            sizes = tuple(
-                [
-                    sum(one.numel() for one, route in zip(parts, ways, strict=True) if route.peer == peer)
-                    for peer in range(sharding.processes)
-                ]
-                for parts, ways in ((given, sent), (into, received))
-            )
-            nothing = torch.empty(0, dtype=dtype, device=self._device)
-            out = torch.cat([nothing, *(one.reshape(-1).to(dtype) for one in given)])
-            taken = torch.empty(sum(sizes[1]), dtype=dtype, device=self._device)
+            out, into = ([part for part in parts if part[0].matrix in matrices] for parts in (sent, received))
+            given = torch.cat([nothing, *(rows.reshape(-1).to(dtype) for _, rows in out)])
+            taken = nothing.new_empty(sum(rows.numel() for _, rows in into))
             if sharding.everyone is None:
-                taken.copy_(out)
+                taken.copy_(given)
             else:
-                sharding.exchange(out, taken, sizes=cast("tuple[list[int], list[int]]", sizes))
-            for target, one in zip(into, torch.split(taken, [each.numel() for each in into]), strict=True):
-                target.copy_(one.view_as(target))
+                sharding.exchange(given, taken, sizes=(self._by_peer(out), self._by_peer(into)))
+            parts = torch.split(taken, [rows.numel() for _, rows in into])
+            for (_, rows), part in zip(into, parts, strict=True):
+                rows.copy_(part.view_as(rows))
+
+    def _by_peer(self, parts: Sequence[tuple[Route, Tensor]]) -> list[int]:
+        """Number of values that go to, or come from, each process."""
+        return [
+            sum(rows.numel() for route, rows in parts if route.peer == peer)
+            for peer in range(self._sharding.processes)
+        ]
 
     @torch.no_grad()
     def show(self, weights: Sequence[Tensor]) -> None:
@@ -356,31 +341,34 @@ class ShardedWeights(WeightVersions):
     @torch.no_grad()
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """From tensors of the pieces that processes update, whole ones by name; each on one process."""
-        sharding, layout = self._sharding, self._layout
         found = {name: tensor for name, tensor in tensors.items() if name not in self.parameter_of}
         for number, name in enumerate(self.names):
-            shape = self.shapes[name]
-            if layout.moves(number) or is_stack(shape):
-                continue
-            rows = layout.rows(number, sharding.process)
-            part = next(
-                (tensors[piece.name] for piece in self._pieces if piece.parameter == number and rows),
-                None,
-            )
-            chunk, width = -(-shape[0] // sharding.size), self.sizes[number] // shape[0]
-            padded = torch.zeros(chunk * width, dtype=self._types.master, device=self._device)
-            if part is not None:
-                padded[: part.numel()] = part.reshape(-1)
-            gathered = padded.new_empty(chunk * width * sharding.size)
-            sharding.gather(gathered, padded)
-            if number % sharding.processes == sharding.process:
-                found[name] = gathered[: self.sizes[number]].view(shape)
-        for piece, counts in zip(self._pieces, self._counted, strict=True):
-            if counts and (
-                layout.moves(piece.parameter) or is_stack(self.shapes[self.names[piece.parameter]])
-            ):
+            if not self._stays_whole(number):
+                gathered = self._gathered(number, tensors)
+                if number % self._sharding.processes == self._sharding.process:
+                    found[name] = gathered
+        for piece in compress(self._pieces, self._counted):
+            if self._stays_whole(piece.parameter):
                 found[piece.name] = tensors[piece.name]
         return found
+
+    def _stays_whole(self, parameter: int) -> bool:
+        """Whether the tensors of a parameter that an optimizer sees are whole matrices."""
+        return self._layout.moves(parameter) or is_stack(self.shapes[self.names[parameter]])
+
+    def _gathered(self, parameter: int, tensors: Mapping[str, Tensor]) -> Tensor:
+        """A parameter, from the rows that each process of this group updates."""
+        sharding, shape = self._sharding, self.shapes[self.names[parameter]]
+        width = self.sizes[parameter] // shape[0]
+        padded = torch.zeros(
+            -(-shape[0] // sharding.size) * width, dtype=self._types.master, device=self._device
+        )
+        for piece in self._pieces:
+            if piece.parameter == parameter:
+                padded[: len(piece.rows) * width] = tensors[piece.name].reshape(-1)
+        gathered = padded.new_empty(len(padded) * sharding.size)
+        sharding.gather(gathered, padded)
+        return gathered[: self.sizes[parameter]].view(shape)
 
 
 class _Once:
@@ -396,54 +384,3 @@ class _Once:
         if self._work is not None:
             work, self._work = self._work, None
             work()
-
-
-def _own_parameters(module: nn.Module, without: Sequence[nn.Module] = ()) -> list[nn.Parameter]:
-    inner = {id(parameter) for other in without for parameter in other.parameters()}
-    return [parameter for parameter in module.parameters() if id(parameter) not in inner]
-
-
-def _widen_gradients(
-    unit: nn.Module, parameters: Callable[[], list[nn.Parameter]], dtype: torch.dtype
-) -> None:
-    """Let the backward of a unit add gradients in a wider type, as it does where replicas are whole
-    (`stages.model.gradients.weight_gradient`).
-
-    Args:
-        unit: of `fully_shard`; this hook follows torch's, so its weights are whole.
-        parameters: gives its own.
-        dtype: of the gradients.
-    """
-
-    whole: list[nn.Parameter] = []
-
-    def make_room(gradient: Tensor) -> None:
-        for parameter in whole:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter, dtype=dtype)
-
-    def before(unit: nn.Module, given: Any) -> None:
-        whole[:] = parameters()
-        for parameter in whole:
-            parameter.grad_dtype = dtype
-
-    def after(unit: nn.Module, given: Any, output: Any) -> None:
-        for tensor in output if isinstance(output, tuple) else (output,):
-            if tensor.requires_grad:
-                tensor.register_hook(make_room)
-                return
-
-    unit.register_forward_pre_hook(before)
-    unit.register_forward_hook(after)
-
-
-def _run_by(block: nn.Module, run: RunBlock, *given: Any) -> Any:
-    """Run a block by a function that does not call it, with the hooks that a call would have."""
-    for hook in block._forward_pre_hooks.values():
-        if hook.__module__ == __name__:
-            hook(block, given)
-    output = run(block, *given)
-    for hook in block._forward_hooks.values():
-        if hook.__module__ == __name__:
-            hook(block, given, output)
-    return output
