@@ -183,6 +183,9 @@ def _decision(found: Listing, order: Order) -> str:
     assert synchronous is not None  # FSDP is
     kind = sharded.name.partition(",")[0].upper()
     lost = f"Here {kind} loses {sharded.lost:.1%} of its step to exchanges"
+    if sharded.lost > 0.5:
+        # Half as many GPUs compute for twice as long: only here may that be less.
+        lost += " (fewer GPUs may be as fast: --map)"
     if late is None:
         return (
             f"{lost}. Use {synchronous.place}: no layout with a delay and room for error feedback is faster."

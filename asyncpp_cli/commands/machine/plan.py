@@ -457,7 +457,8 @@ def _offer(chosen: Any, found: Any, order: Order, tokens: int, *, number: int, t
     if template.file is None:
         return
     other = None if found is None else templates.rival(found)
-    device = order.costs.device if isinstance(order.costs, Roofline) and order.times_known else None
+    source = order.costs.device if isinstance(order.costs, Roofline) else None
+    device = source if order.times_known else None
     text = templates.template_text(
         template.what, order.base, template.changes, chosen, other=other, tokens=tokens, device=device
     )
@@ -465,5 +466,9 @@ def _offer(chosen: Any, found: Any, order: Order, tokens: int, *, number: int, t
     name = quoted(template.file)
     say(f"Wrote {template.file}: asyncpp sweep {name} --list")
     if other is not None:
-        words = f"asyncpp sweep {name} --out E; asyncpp launch E; asyncpp report E --for {name}"
-        say(f"It decides whether the delay pays: {words} --gpus {order.gpus}")
+        # Measured times are not of a GPU that the steps could be carried over to.
+        target = "" if source is None else f" --for {name} --gpus {order.gpus}"
+        target += f" --device {source.name}" if source is not None and device is None else ""
+        sweep = f"asyncpp sweep {name} 'matrix.seed=[0,1]' --out E"
+        words = f"{sweep}; asyncpp launch E; asyncpp report E{target}"
+        say(f"It decides whether the delay pays, by two seeds: {words}")

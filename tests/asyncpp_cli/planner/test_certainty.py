@@ -62,3 +62,5 @@ def test_the_sentence_says_where_the_plan_cannot_tell(microbatches: int, tells: 
     assert "more steps (published runs say " in said
     assert ("The plan cannot tell whether it is faster: measure both" in said) != tells
     assert ("training tells" in said) == tells
+    # Of so few micro-batches' time FSDP computes for the most part.
+    assert ("exchanges (fewer GPUs may be as fast: --map)" in said) == (microbatches == 256)

@@ -63,7 +63,16 @@ def test_the_template_of_a_plan_decides_whether_its_delay_pays(tmp_path: Path) -
     assert all(config.parallel.stages * config.parallel.data == 4 for config in configs)
     settings = said.split("as settings: ")[1].splitlines()[0].split()
     assert f"schedule.microbatches={delayed[0].schedule.microbatches}" in settings
-    assert f"asyncpp launch E; asyncpp report E --for {file} --gpus 4" in said
+    # A report's interval needs two seeds.
+    assert f"asyncpp sweep {file} 'matrix.seed=[0,1]' --out E; asyncpp launch E; " in said
+    assert len(expand(load(str(file), ["matrix.seed=[0,1]"]))) == 2 * len(configs)
+    assert said.rstrip().endswith(f"asyncpp report E --for {file} --gpus 4")
+
+
+def test_the_report_of_a_plan_without_a_gpu_is_asked_for_the_one_that_ordered_it(tmp_path: Path) -> None:
+    file = tmp_path / "decides.yaml"
+    said = succeeded("plan", "quickstart", "--gpus", "4", *FEW, "--as-template", file).errors
+    assert f"asyncpp report E --for {file} --gpus 4 --device h100\n" in said
 
 
 def test_the_sentence_names_the_correction_and_whether_it_has_room() -> None:
