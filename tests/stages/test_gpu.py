@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_runs import Rows, in_processes, replayed, small_config
+from support.small_runs import in_processes, replayed, small_config, trained_here
 
 from stages.comm.process import Process
 from stages.config.run_config import RunConfig
 from stages.model.compiler import missing_for_compile
 from stages.model.gradients.weight_gradient import add_product, add_rows
 from stages.model.grouped import add_stack_gradient
-from stages.trainer import train
 from stages.update.clock import EventClock, clock_of
 
 pytestmark = [
@@ -77,9 +76,7 @@ def train_on_the_gpu(process: Process, config: RunConfig) -> list[dict[str, Any]
     # NCCL takes over where each process has a GPU of its own.
     assert process.device.type == "cuda"
     assert process.host_staged == (torch.cuda.device_count() < process.size)
-    rows = Rows()
-    train(config, process=process, recorder=rows)
-    return rows.rows
+    return trained_here(process, config).rows
 
 
 LAYOUTS: dict[str, tuple[int, list[dict[str, Any]]]] = {

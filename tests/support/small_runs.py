@@ -36,7 +36,7 @@ from stages.data.dataset import prepare
 from stages.pipeline.build import Rank, build_ranks
 from stages.resolve.facts import facts
 from stages.rows import Row
-from stages.trainer import replay
+from stages.trainer import replay, train
 from stages.training_loop import broadcast_initial_weights
 from stages.weights.flat_buffers import GradientBuffer
 from stages.weights.weight_versions import WeightVersions
@@ -221,6 +221,13 @@ class Replayed(Rows):
 
 def replayed(config: RunConfig, **given: Any) -> Replayed:
     return Replayed(config, **given)
+
+
+def trained_here(process: Process, config: RunConfig, **given: Any) -> Rows:
+    """Train as one process of a run: the rows that it writes, on one rank of all."""
+    rows = Rows()
+    train(config, process=process, recorder=rows, **given)
+    return rows
 
 
 def in_processes(work: Callable[..., Any], arguments: Sequence[Any], *, size: int) -> list[list[Any]]:

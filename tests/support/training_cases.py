@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from support.small_runs import Rows, in_processes, replayed, small_config, with_experts
+from support.small_runs import Rows, in_processes, replayed, small_config, trained_here, with_experts
 
 from stages.comm.process import Process
 from stages.config.run_config import RunConfig, changed
-from stages.trainer import train
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "gpipe": {},
@@ -115,8 +114,7 @@ def of_writers(by_rank: list[list[Any]]) -> list[Any]:
 
 def train_here(process: Process, config: RunConfig) -> list[dict[str, Any]]:
     """Train as one process of a run; the rows that it writes, without timings."""
-    train(config, process=process, recorder=(rows := Rows()))
-    return measured(rows)
+    return measured(trained_here(process, config))
 
 
 def check_processes_are_replays(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.planned import COSTS, check_as_planned, planned
-from support.small_runs import Rows, in_processes, replayed, small_config, with_experts
+from support.small_runs import Rows, in_processes, replayed, small_config, trained_here, with_experts
 from support.training_cases import named
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -20,13 +20,12 @@ from optimizers.grouping import role_of
 from schedules import FAMILY
 from schedules.messages import Message
 from stages.comm.p2p import InProcessLinks
-from stages.comm.process import Process
 from stages.config.run_config import CorrectionConfig, RunConfig, changed
 from stages.memory.estimate import recomputed_bytes
 from stages.model.decoder import Stage
 from stages.shape.families import FAMILIES, describe
 from stages.shape.partition import cut_of, stage_cuts, stage_parameters
-from stages.trainer import replay, train
+from stages.trainer import replay
 
 
 def config_of(schedule: str, **given: Any) -> RunConfig:
@@ -214,17 +213,12 @@ def cases() -> list[RunConfig]:
     return configs + [with_experts(config, **mixture) for config in configs[2:5]]
 
 
-def held(process: Process, config: RunConfig) -> dict[str, list[int]]:
-    train(config, process=process, recorder=(rows := Rows()))
-    return rows.memory if rows.rows else {}
-
-
 @pytest.mark.slow
 def test_memory_is_within_five_percent_of_what_processes_hold() -> None:
     configs = cases()
-    by_rank = in_processes(held, configs, size=2)
+    by_rank = in_processes(trained_here, configs, size=2)
     for config, *of_ranks in zip(configs, *by_rank, strict=True):
-        (memory,) = filter(None, of_ranks)  # from the rank of the last stage
+        (memory,) = [rows.memory for rows in of_ranks if rows.rows]  # from the rank of the last stage
         plan = planned(config)
         lasting = [0, 0]
         for stage, (rank, of_stage) in enumerate(zip(plan.rank_of_stage, plan.stages, strict=True)):
@@ -244,10 +238,10 @@ def test_room_for_reductions_is_what_processes_hold() -> None:
         small_config(schedule, stages=1, data=2, precision=precision)
         for schedule, precision in (("1f1b", "float32"), ("2bw", "bfloat16"))
     ]
-    measured = in_processes(held, configs, size=2)[0]
-    for config, memory in zip(configs, measured, strict=True):
+    writer, _ = in_processes(trained_here, configs, size=2)
+    for config, rows in zip(configs, writer, strict=True):
         (of_stage,) = planned(config).memory
-        assert [of_stage["reduction"]] == memory["reduction"]
+        assert [of_stage["reduction"]] == rows.memory["reduction"]
         assert of_stage["reduction"] > 0
 
 

@@ -20,6 +20,7 @@ from support.small_runs import (
     replayed,
     small_config,
     spoil_gradients,
+    trained_here,
     with_experts,
 )
 from support.training_cases import DELAYED, SCHEDULES, TWO_STAGES_A_RANK, measured
@@ -34,7 +35,7 @@ from stages.model import experts as experts_module
 from stages.model.experts import route
 from stages.pipeline.executor import RankExecutor, drive
 from stages.resolve.facts import facts
-from stages.trainer import replay, train
+from stages.trainer import replay
 from stages.update.balance import LoadTally, moved
 from stages.update.optimizer_step import StageUpdate
 from stages.weights.flat_buffers import GradientBuffer
@@ -237,9 +238,7 @@ def some_cases() -> list[RunConfig]:
 
 def resume_here(process: Process, given: tuple[RunConfig, Path]) -> list[dict[str, Any]]:
     config, folder = given
-    rows = Rows()
-    train(config, process=process, recorder=rows, checkpoints=folder)
-    return measured(rows)
+    return measured(trained_here(process, config, checkpoints=folder))
 
 
 @pytest.mark.slow

@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 from support.planned import planned
 from support.recorded_host import check_streams, record, tiny_run
-from support.small_runs import Rows, in_processes, replayed, small_config, with_experts
+from support.small_runs import Rows, in_processes, replayed, small_config, trained_here, with_experts
 from support.stream_model import hangs, hangs_where_one_syncs, unordered
 from support.training_cases import measured
 
-from stages.comm.process import Process
 from stages.config.limits import ConfigError
 from stages.config.run_config import RunConfig, changed
 from stages.resolve.schedule import resolve_schedule
-from stages.trainer import train
 from stages.update.async_update import RankUpdates
 
 CASES: list[dict[str, Any]] = [
@@ -66,19 +64,14 @@ def test_the_second_buffer_holds_the_part_of_the_data_rank_that_owns_most() -> N
     assert memory["gradients"] == [4 * (whole + part) for whole, part in zip(parameters, owned, strict=True)]
 
 
-def weights_and_gradients(process: Process, config: RunConfig) -> tuple[str, list[int]] | None:
-    rows = Rows()
-    train(config, process=process, recorder=rows)
-    return (str(rows.digest), gradient_bytes(rows)) if rows.rows else None
-
-
 @pytest.mark.slow
 def test_processes_compute_the_bits_of_replay() -> None:
     configs = [config_of(**case) for case in CASES if case.get("data", 2) * case.get("stages", 2) == 4]
-    by_rank = in_processes(weights_and_gradients, configs, size=4)
+    by_rank = in_processes(trained_here, configs, size=4)
     for config, *of_ranks in zip(configs, *by_rank, strict=True):
-        rows = replayed(config)
-        assert [result for result in of_ranks if result] == [(rows.digest, gradient_bytes(rows))]
+        (rows,) = [rows for rows in of_ranks if rows.rows]
+        alone = replayed(config)
+        assert (rows.digest, gradient_bytes(rows)) == (alone.digest, gradient_bytes(alone))
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[3]], ids=str)
