@@ -49,11 +49,11 @@ def quickstart(
     )
     if rendered.added < len(cells):
         say(f"{folder} exists already: running what is missing.")
-    synchronous, delayed = (resolved.cell.id for resolved in cells[:2])
+    first = [resolved.cell.id for resolved in cells[:2]]
     code = launch_locally(
         rendered.experiment,
         LaunchOptions(),
-        remark=lambda statuses: _what_the_first_showed(statuses, synchronous, delayed),
+        remark=(lambda statuses: _what_the_first_showed(statuses, *first)) if len(first) == 2 else None,
         resume=resume,
     )
     if code == INTERRUPTED:
