@@ -128,13 +128,9 @@ def table(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[0].splitlines()]
 
 
-def named(cell: str) -> list[str]:
-    return re.findall(r"`([\w-]+)`", cell)
-
-
 def test_which_parameters_go_to_which_rule() -> None:
     head, _, *rows = table("Which parameter goes to which rule")
-    columns = {name: column for column, cell in enumerate(head) for name in named(cell)}
+    columns = {name: column for column, cell in enumerate(head) for name in re.findall(r"`([\w-]+)`", cell)}
     rest = head.index("the others")
     words = {"AdamW": "adamw", "spectral steps": "scion-spectral", "sign steps": "scion-sign"}
     for name, method in optimizers.METHODS.items():

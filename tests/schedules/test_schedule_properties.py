@@ -9,15 +9,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.schedule_cases import arguments, programs, run
 
-from schedules import Op, Program, build, verify
+from schedules import Op, build, verify
 from schedules.deadlock import UNACKNOWLEDGED, find_deadlock, sends_in_flight
 from schedules.head_shards import EMBEDDED_AHEAD
 
 QUICK = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-def stages_of(program: Program) -> range:
-    return range(program.num_stages)
 
 
 @QUICK
@@ -83,7 +79,7 @@ def test_interleaved_rounds_longer_than_the_ranks_need_room_for_the_difference()
 @pytest.mark.slow
 def test_stashed_backwards_read_the_version_of_their_forward_and_others_the_newest(program):
     stashed = program.schedule not in ("paci", "paci-v", "pipedream-unstashed")
-    for stage in stages_of(program):
+    for stage in range(program.num_stages):
         newest = program.initial_versions[-1]
         forwarded_at, embedded_at = {}, {}
         for action in program.stage_actions(stage):

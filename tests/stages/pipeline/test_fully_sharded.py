@@ -67,13 +67,6 @@ def in_shards(configs: list[RunConfig], *, processes: int) -> list[list[dict[str
     return [list(found) for found in zip(*in_processes(trained, given, size=processes), strict=True)]
 
 
-def rows_of(
-    plan: list[tuple[RunConfig, Path | None, int | None]], *, processes: int
-) -> list[list[dict[str, Any]]]:
-    """Of runs with folders of checkpoints and steps to pause after."""
-    return [found["rows"] for found in in_processes(trained, plan, size=processes)[0]]
-
-
 def numbers(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     names = ("kind", "step", "train_loss", "grad_norm", "lr", "val_loss", "val_loss_ema", "weights_sha256")
     return [tuple(row.get(name) for name in names) for row in rows if row["kind"] in ("step", "eval", "end")]
@@ -180,8 +173,8 @@ def test_a_resumed_run_has_the_same_bits_and_checkpoints_go_on_elsewhere(
     # What a pipeline saved goes on in shards.
     back = tmp_path / "back"
     replayed(staged, checkpoints=back, until=2)
-    [shards] = rows_of([(config, back, None)], processes=processes)
-    there = [row["train_loss"] for row in shards if row["kind"] == "step"]
+    [shards], *_ = in_processes(trained, [(config, back, None)], size=processes)
+    there = [row["train_loss"] for row in shards["rows"] if row["kind"] == "step"]
     assert there == pytest.approx([row["train_loss"] for row in losses], rel=rel)
 
 
