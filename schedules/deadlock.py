@@ -93,7 +93,9 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
                 break
             action = actions[place]
             stage, op, _, version = action
-            if version_awaited(action, program, common_step=common_step, lag=lag) > complete:
+            # Where all stages update together, none is awaited that is later than the action's own.
+            may_wait = version > complete or not common_step
+            if may_wait and version_awaited(action, program, common_step=common_step, lag=lag) > complete:
                 awaiting_update.add(rank)
                 break
             receives, sends = ends[stage, op]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from asyncpp_cli.planner.peak_memory import (
     allocator_bytes,
@@ -12,6 +13,7 @@ from asyncpp_cli.planner.peak_memory import (
     slot_bytes,
     update_bytes,
 )
+from asyncpp_cli.planner.programs import LayoutProgram, Pace
 from asyncpp_cli.planner.shared import Found, delayed_settings, kind_of, layout_cuts, own_cut_of, settings_of
 from schedules import Op
 from schedules.messages import MOST_QUEUES, OWN_QUEUES, Kind
@@ -23,6 +25,7 @@ from stages.memory.estimate import (
     planned_on_gpu,
     recomputed_bytes,
     reduction_bytes,
+    updated_bytes,
 )
 from stages.shape.partition import StageCut, owned_members, stage_parameters
 
@@ -42,78 +45,27 @@ def planned_memory(config: RunConfig) -> list[dict[str, int]]:
     return RankMemory(config, Found()).of_cut(own_cut_of(config))
 
 
-class RankMemory:
-    """Bytes of the ranks of a layout under any cut.
+class BlocksMemory:
+    """Bytes of the ranks of a program under any cut, but for messages."""
 
-    Raises:
-        schedules.ScheduleError: the schedule cannot be built for these numbers.
-    """
-
-    def __init__(self, config: RunConfig, found: Found) -> None:
-        self.config, self._found = config, found
-        self.program = found.program(config)
+    def __init__(self, config: RunConfig, found: Found, program: LayoutProgram | Pace) -> None:
+        self.config, self._found, self.program = config, found, program
         data, on_gpu = config.parallel.data, planned_on_gpu(config)
-        self._buffers = self.program.buffers(data_ranks=data, on_gpu=on_gpu)
-        self._message_sizes = tuple(message_bytes(config, kind) for kind in Kind)
-
-    @property
-    def messages(self) -> Sequence[int]:
-        """Bytes of the messages that each rank holds at once."""
-        return self.program.messages(self._message_sizes)
-
-    @property
-    def messages_at_most(self) -> Sequence[int]:
-        """Upper bounds of `messages`, found sooner."""
-        return self.program.messages_at_most(self._message_sizes)
-
-    @property
-    def needs_too_many_queues(self) -> bool:
-        """Whether a run on GPUs would be refused, as a rank has more communicators than a GPU has queues."""
-        most = max(communicators for communicators, _ in self.program.links)
-        groups = (self.config.parallel.stages > 1) + (self.config.parallel.data > 1)
-        return planned_on_gpu(self.config) and most + groups + OWN_QUEUES > MOST_QUEUES
-
-    def of_cut(self, sizes: Sequence[float]) -> list[dict[str, int]]:
-        """Bytes of each rank by kind, with so many blocks in each stage."""
-        return [
-            {kind: round(size) for kind, size in kinds.items()} | {"messages": held}
-            for kinds, held in zip(self._without_messages(sizes), self.messages, strict=True)
-        ]
-
-    def fits(self, sizes: Sequence[float], *, limit_gb: float) -> bool:
-        """Whether no rank needs more memory, 10^9 bytes, with so many blocks in each stage."""
-        key = ("fits", self.program.geometry, *settings_of(self.config), *sizes, limit_gb)
-        return self._found.once(key, lambda: self._fits(sizes, limit_gb=limit_gb))
+        self._buffers = program.buffers(data_ranks=data, on_gpu=on_gpu)
 
     def may_fit(self, *, limit_gb: float) -> bool:
         """Whether all blocks may find room, by what a second block in each of its stages adds on a rank."""
         layers, room, stages = self.config.model.layers, 0.0, self.program.program.loss_stage + 1
-        if 2 * stages > layers:
+        if layers == 1:
             return True
-        one, two = (self._without_messages([size] * stages) for size in (1, 2))
-        for stages_of, first, second in zip(self.program.stages_of_rank, one, two, strict=True):
-            blocks = sum(stage < stages for stage in stages_of)
-            held, more = sum(first.values()), sum(second.values())
-            room += blocks * (1 + max(0.0, limit_gb * GB - held) / max(1.0, more - held))
+        cuts = layout_cuts(self.config, [1] * stages)
+        for rank, held_by in enumerate(self.program.stages_of_rank):
+            one = {stage: cuts[stage] for stage in held_by}
+            two = {stage: _with_two_blocks(cut, layers) for stage, cut in one.items()}
+            held, more = (sum(self.of_rank(rank, each).values()) for each in (one, two))
+            blocks = sum(stage < stages for stage in held_by)
+            room += blocks * max(0.0, 1 + (limit_gb * GB - held) / max(1.0, more - held))
         return room * _NEARLY >= layers
-
-    def _fits(self, sizes: Sequence[float], *, limit_gb: float) -> bool:
-        held: list[float] = []
-        for kinds in self._without_messages(sizes):
-            held.append(sum(kinds.values()))
-            if held[-1] > limit_gb * GB:
-                return False
-
-        def have_room(messages: Sequence[int]) -> bool:
-            return all(size + more <= limit_gb * GB for size, more in zip(held, messages, strict=True))
-
-        # Messages are counted where that decides.
-        return have_room(self.messages_at_most) or have_room(self.messages)
-
-    def _without_messages(self, sizes: Sequence[float]) -> Iterator[dict[str, float]]:
-        cuts = layout_cuts(self.config, sizes)
-        for rank, stages in enumerate(self.program.stages_of_rank):
-            yield self.of_rank(rank, {stage: cuts[stage] for stage in stages})
 
     def of_rank(self, rank: int, cuts: Mapping[int, StageCut]) -> dict[str, float]:
         """Bytes of a rank by kind, but for its messages, from its stages, ascending."""
@@ -187,12 +139,87 @@ class RankMemory:
             }
 
         sizes, data = (config.train.microbatch_size, config.train.recompute), config.parallel.data
-        once, held = self._found.once, (versions, mismatch, buffers)
-        lasting = once(("lasting", kind, *held, data), lambda: lasting_bytes(config, cut, *held))
+        once = self._found.once
+        updated = once(
+            ("updated", kind, mismatch, data), lambda: updated_bytes(config, cut, mismatch=mismatch)
+        )
+        lasting = once(
+            ("lasting", kind, versions, mismatch, buffers, data),
+            lambda: lasting_bytes(config, cut, updated, versions=versions, gradient_buffers=buffers),
+        )
         update = once(
             ("update", kind, mismatched, data), lambda: _of_update(config, cut, mismatched=mismatched)
         )
         return lasting | {"update": update} | once(("taken", kind, mismatched, *sizes), of_microbatch)
+
+
+def _with_two_blocks(cut: StageCut, layers: int) -> StageCut:
+    """The stage with two blocks, as if others had as many fewer; a shard of the head as it is."""
+    if cut.head_rows is not None:
+        return cut
+    start = min(cut.halves.start, 2 * (layers - 2))
+    return replace(cut, halves=range(start, start + 4))
+
+
+class RankMemory(BlocksMemory):
+    """Bytes of the ranks of a layout under any cut.
+
+    Raises:
+        schedules.ScheduleError: the schedule cannot be built for these numbers.
+    """
+
+    program: LayoutProgram
+
+    def __init__(self, config: RunConfig, found: Found) -> None:
+        super().__init__(config, found, found.program(config))
+        self._message_sizes = tuple(message_bytes(config, kind) for kind in Kind)
+
+    @property
+    def messages(self) -> Sequence[int]:
+        """Bytes of the messages that each rank holds at once."""
+        return self.program.messages(self._message_sizes)
+
+    @property
+    def messages_at_most(self) -> Sequence[int]:
+        """Upper bounds of `messages`, found sooner."""
+        return self.program.messages_at_most(self._message_sizes)
+
+    @property
+    def needs_too_many_queues(self) -> bool:
+        """Whether a run on GPUs would be refused, as a rank has more communicators than a GPU has queues."""
+        most = max(communicators for communicators, _ in self.program.links)
+        groups = (self.config.parallel.stages > 1) + (self.config.parallel.data > 1)
+        return planned_on_gpu(self.config) and most + groups + OWN_QUEUES > MOST_QUEUES
+
+    def of_cut(self, sizes: Sequence[float]) -> list[dict[str, int]]:
+        """Bytes of each rank by kind, with so many blocks in each stage."""
+        return [
+            {kind: round(size) for kind, size in kinds.items()} | {"messages": held}
+            for kinds, held in zip(self._without_messages(sizes), self.messages, strict=True)
+        ]
+
+    def fits(self, sizes: Sequence[float], *, limit_gb: float) -> bool:
+        """Whether no rank needs more memory, 10^9 bytes, with so many blocks in each stage."""
+        key = ("fits", self.program.geometry, *settings_of(self.config), *sizes, limit_gb)
+        return self._found.once(key, lambda: self._fits(sizes, limit_gb=limit_gb))
+
+    def _fits(self, sizes: Sequence[float], *, limit_gb: float) -> bool:
+        held: list[float] = []
+        for kinds in self._without_messages(sizes):
+            held.append(sum(kinds.values()))
+            if held[-1] > limit_gb * GB:
+                return False
+
+        def have_room(messages: Sequence[int]) -> bool:
+            return all(size + more <= limit_gb * GB for size, more in zip(held, messages, strict=True))
+
+        # Messages are counted where that decides.
+        return have_room(self.messages_at_most) or have_room(self.messages)
+
+    def _without_messages(self, sizes: Sequence[float]) -> Iterator[dict[str, float]]:
+        cuts = layout_cuts(self.config, sizes)
+        for rank, stages in enumerate(self.program.stages_of_rank):
+            yield self.of_rank(rank, {stage: cuts[stage] for stage in stages})
 
 
 def _of_update(config: RunConfig, cut: StageCut, *, mismatched: bool) -> int:

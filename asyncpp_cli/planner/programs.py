@@ -22,6 +22,7 @@ from schedules.step_time import NotPeriodicError, StepGraph, step_graph, step_gr
 from stages.config.run_config import RunConfig
 from stages.config.segments import has_tied_shards, schedule_facts, schedule_options
 from stages.memory.estimate import Course, course_of
+from stages.memory.in_flight import in_flight
 from stages.resolve.schedule import tied_problem
 from stages.weights.gradient_buffers import gradient_buffers
 
@@ -146,7 +147,34 @@ class Geometry(NamedTuple):
         return cls(shape, microbatches - few, period, facts.synchronous)
 
 
-class LayoutProgram:
+class _OfRanks:
+    """The ranks of a program, and what they hold."""
+
+    def __init__(self, program: schedules.Program) -> None:
+        self.program = program
+
+    @property
+    def rank_of_stage(self) -> tuple[int, ...]:
+        """The rank of each stage, shards of the head among them."""
+        return self.program.rank_of_stage
+
+    @cached_property
+    def stages_of_rank(self) -> list[list[int]]:
+        """The stages of each rank, ascending."""
+        stages: list[list[int]] = [[] for _ in range(self.program.num_ranks)]
+        for stage, rank in enumerate(self.rank_of_stage):
+            stages[rank].append(stage)
+        return stages
+
+    @property
+    def links(self) -> Sequence[RankLinks]:
+        """The communicators and channels of each rank."""
+        return links_of_ranks(
+            self.rank_of_stage, head_shards=self.program.head_shards, tied_shards=self.program.tied_shards
+        )
+
+
+class LayoutProgram(_OfRanks):
     """The facts of a layout's program; each is found when it is asked for.
 
     Raises:
@@ -165,20 +193,7 @@ class LayoutProgram:
         options = dict(shape.options)
         lead = options.get("ahead", 1) * shape.stages + shape.shard_head
         first = max(-(-lead // shape.microbatches), options.get("delay", 1) + 1)
-        self.program = shape.build(3 if geometry.is_flushed else 2 * first + 2)
-
-    @property
-    def rank_of_stage(self) -> tuple[int, ...]:
-        """The rank of each stage, shards of the head among them."""
-        return self.program.rank_of_stage
-
-    @cached_property
-    def stages_of_rank(self) -> list[list[int]]:
-        """The stages of each rank, ascending."""
-        stages: list[list[int]] = [[] for _ in range(self.program.num_ranks)]
-        for stage, rank in enumerate(self.rank_of_stage):
-            stages[rank].append(stage)
-        return stages
+        super().__init__(shape.build(3 if geometry.is_flushed else 2 * first + 2))
 
     @cached_property
     def _course(self) -> tuple[Course, int]:
@@ -201,13 +216,6 @@ class LayoutProgram:
         if key not in self._buffers:
             self._buffers[key] = gradient_buffers([self.program], data_ranks=data_ranks, on_gpu=on_gpu)
         return self._buffers[key]
-
-    @property
-    def links(self) -> Sequence[RankLinks]:
-        """The communicators and channels of each rank."""
-        return links_of_ranks(
-            self.rank_of_stage, head_shards=self.program.head_shards, tied_shards=self.program.tied_shards
-        )
 
     @cached_property
     def is_tieable(self) -> bool:
@@ -375,19 +383,25 @@ def _costs_of(times: StageTimes, *, shared: bool = False) -> Costs:
     )
 
 
-class Pace:
+class Pace(_OfRanks):
     """How fast micro-batches follow each other in a pipeline that is never flushed, however many a step has:
-    its ranks perform the same forwards and backwards for one after another, whatever lies between."""
+    its ranks perform the same forwards and backwards for one after another, whatever lies between. They hold
+    as many of them, too: a lower bound of their memory, without updates and shards of the head."""
+
+    @staticmethod
+    def shape_of(shape: Shape) -> Shape:
+        """What of a shape the pace depends on: not on when its weights are updated."""
+        options = tuple(each for each in shape.options if each[0] not in ("delay", "update_interval"))
+        return shape._replace(microbatches=0, options=options, tied=False)
 
     def __init__(self, shape: Shape) -> None:
-        options = {name: value for name, value in shape.options if name not in ("delay", "update_interval")}
-        lead = options.get("ahead", 1) * shape.stages + shape.shard_head
+        shape = self.shape_of(shape)
+        lead = dict(shape.options).get("ahead", 1) * shape.stages + shape.shard_head
 
         def without_updates(microbatches: int) -> schedules.Program:
             """A program of as many steps of one micro-batch each, without shards of the head, which leave
             forwards and backwards in their order."""
-            plain = shape._replace(shard_head=False, tied=False, options=tuple(options.items()))
-            program = plain._replace(microbatches=microbatches).build(1)
+            program = shape._replace(shard_head=False, microbatches=microbatches).build(1)
             in_order = further_ahead if shape.shard_head else tuple
             return replace(
                 program,
@@ -402,14 +416,32 @@ class Pace:
             )
 
         self._graph, program = step_graph_of(without_updates, steps=2 * lead + 4)
-        self._stages = program.num_stages
+        super().__init__(program)
         self._policy: Sequence[int] | None = None
+
+    @cached_property
+    def course(self) -> Course:
+        """What its memory depends on: one version of the weights, and the micro-batches in flight."""
+        counts, moments = in_flight(self.program)
+        stages = self.program.num_stages
+        return Course(
+            versions=(1,) * stages,
+            mismatch=(0,) * stages,
+            in_flight=tuple(map(frozenset, counts)),
+            moments=tuple(moments),
+        )
+
+    def buffers(self, *, data_ranks: int, on_gpu: bool) -> Sequence[int]:
+        """Gradient buffers of each stage, at least, whatever the arguments."""
+        return (1,) * self.program.num_stages
 
     def seconds(self, times: StageTimes) -> float:
         """Seconds of a micro-batch, at least."""
-        of_blocks = {field.name: getattr(times, field.name)[: self._stages] for field in fields(times)}
+        of_blocks = {
+            field.name: getattr(times, field.name)[: self.program.num_stages] for field in fields(times)
+        }
         of_shards: dict[str, Any] = dict.fromkeys(("head", "head_weight", "embed", "embed_weight"), ())
-        alone = StageTimes(**of_blocks | of_shards | {"reduction": (0.0,) * self._stages})
+        alone = StageTimes(**of_blocks | of_shards | {"reduction": (0.0,) * self.program.num_stages})
         found = self._graph.step_time(_costs_of(alone), policy=self._policy)
         self._policy = found.policy
         return found.seconds

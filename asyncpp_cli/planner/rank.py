@@ -13,12 +13,12 @@ from asyncpp_cli.planner.costs.roofline import PartTimes
 from asyncpp_cli.planner.cuts import WORTH_A_CUT, cuts_to_try
 from asyncpp_cli.planner.estimate import Estimate, best_of, least_with, own_estimate
 from asyncpp_cli.planner.layouts import layouts
-from asyncpp_cli.planner.memory import GB, RankMemory
+from asyncpp_cli.planner.memory import GB, BlocksMemory, RankMemory
 from asyncpp_cli.planner.programs import StageTimes
 from asyncpp_cli.planner.shared import Shared, recomputing, settings_of
 from stages.config.run_config import RunConfig
 from stages.config.segments import has_tied_shards, schedule_facts, schedule_options, update_interval
-from stages.memory.estimate import lasting_bytes, microbatch_activations
+from stages.memory.estimate import lasting_bytes, microbatch_activations, updated_bytes
 from stages.shape.families import describe
 from stages.shape.partition import StageCut
 
@@ -91,7 +91,7 @@ def _places(
         least = max(least, loose * min(bound(config, shared, each) for each in times))
         yield False, least, None
     try:
-        if exceeds := _least_gb(config, shared) > limit_gb:
+        if exceeds := not _may_fit(config, shared, limit_gb=limit_gb):
             yield True, least, None
         memory = RankMemory(config, shared)
         if memory.needs_too_many_queues or (config.model.tied and not memory.program.is_tieable):
@@ -213,13 +213,22 @@ def _packed(items: list[float], last: float, *, ranks: int, fill: float) -> floa
     return low
 
 
+def _may_fit(config: RunConfig, shared: Shared, *, limit_gb: float) -> bool:
+    """Whether a layout may fit, by what is known before its program is built."""
+    if _least_gb(config, shared) > limit_gb:
+        return False
+    synchronous = schedule_facts(config).synchronous
+    return synchronous or BlocksMemory(config, shared, shared.pace(config)).may_fit(limit_gb=limit_gb)
+
+
 def _least_gb(config: RunConfig, shared: Shared) -> float:
     """A lower bound of the memory of the fullest rank, 10^9 bytes: the mean over the ranks of weights,
     gradients and one micro-batch's activations, without the head."""
 
     def found() -> float:
         cut = StageCut(halves=range(2 * config.model.layers), has_embedding=False, has_head=False)
-        lasting = lasting_bytes(config, cut, 1, 0, 1)
+        updated = updated_bytes(config, cut, mismatch=0)
+        lasting = lasting_bytes(config, cut, updated, versions=1, gradient_buffers=1)
         held = lasting["weights"] + lasting["gradients"] + microbatch_activations(config, cut)[0]
         return held / GB
 

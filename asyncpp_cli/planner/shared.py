@@ -125,7 +125,7 @@ class Found:
     def pace(self, config: RunConfig) -> Pace:
         """The pace of a layout that is never flushed."""
         shape = Geometry.of(config).shape
-        return self.once(("pace", shape._replace(microbatches=0)), lambda: Pace(shape))
+        return self.once(("pace", Pace.shape_of(shape)), lambda: Pace(shape))
 
     def placement(self, config: RunConfig) -> tuple[int, ...]:
         """The rank of each stage of a layout, shards of the head among them."""
@@ -167,12 +167,18 @@ class Shared(Found):
 
     def times(self, config: RunConfig, sizes: Sequence[float]) -> StageTimes:
         """Times of the stages of a layout with so many blocks in each."""
-        facts, cuts = schedule_facts(config), layout_cuts(config, sizes)
+        facts, ranks = schedule_facts(config), self.placement(config)
         hides = facts.updates_together and not facts.synchronous and not config.parallel.shard_gradients
-        settings = settings_of(config)
+        key = ("times of stages", tuple(sizes), ranks, has_tied_shards(config), hides, *settings_of(config))
+        return self.once(key, lambda: self._stage_times(config, sizes, ranks, hides=hides))
+
+    def _stage_times(
+        self, config: RunConfig, sizes: Sequence[float], ranks: Sequence[int], *, hides: bool
+    ) -> StageTimes:
+        cuts = layout_cuts(config, sizes)
         found = []
         for cut in cuts:
-            key = ("times", kind_of(config, cut), *settings, hides)
+            key = ("times", kind_of(config, cut), hides, *settings_of(config))
             found.append(self.once(key, partial(self._times_of, config, cut, hides=hides)))
         forward, backward, input_half, weight_half, update, reduction, head, head_weight = zip(
             *found, strict=True
@@ -180,8 +186,7 @@ class Shared(Found):
         shards = config.parallel.shard_head
         # A look-up writes as much whatever rows a shard has.
         tied_shards = [cut.head_rows is not None for cut in cuts] if has_tied_shards(config) else []
-        embedding, ranks = self.parts(config).embedding, self.placement(config)
-        following = (*ranks[1:], ranks[-1])
+        embedding, following = self.parts(config).embedding, (*ranks[1:], ranks[-1])
         return StageTimes(
             forward=forward,
             backward=backward,

@@ -16,13 +16,19 @@ from schedules.analyze import Staleness, staleness
 from schedules.messages import Kind
 from stages.comm.reduction_rounds import reduction_plan, room_bytes
 from stages.config.run_config import ModelConfig, RunConfig, chosen_correction, optimizer_options
-from stages.memory.in_flight import Moment, after, in_flight, most_held
+from stages.memory.in_flight import CHANGES, Moment, in_flight, most_held
 from stages.shape.activations import INDEX_BYTES, CheapPart, Values, message_width
 from stages.shape.families import describe
 from stages.shape.head import chunk_rows, has_terms
-from stages.shape.optimizer_sharding import assign_owners
-from stages.shape.partition import StageCut, cut_of, first_alike, owned_members, stage_parameters
-from stages.shape.spec import Parameter, PartSpec, head_dim
+from stages.shape.partition import (
+    StageCut,
+    cut_of,
+    first_alike,
+    owned_members,
+    ownership_of,
+    stage_parameters,
+)
+from stages.shape.spec import PartSpec, head_dim
 
 INT32_BYTES = 4
 BIAS_BYTES = 4
@@ -131,7 +137,15 @@ def stage_memory(config: RunConfig, course: Course, *, gradient_buffers: Sequenc
     for stage, cut in enumerate(first_alike(config.model, cut_of(config))):
         facts = course.versions[stage], course.mismatch[stage], gradient_buffers[stage]
         if (cut, *facts) not in known:
-            known[cut, *facts] = lasting_bytes(config, cut, *facts), microbatch_activations(config, cut)
+            updated = updated_bytes(config, cut, mismatch=course.mismatch[stage])
+            lasting = lasting_bytes(
+                config,
+                cut,
+                updated,
+                versions=course.versions[stage],
+                gradient_buffers=gradient_buffers[stage],
+            )
+            known[cut, *facts] = lasting, microbatch_activations(config, cut)
         lasting, (whole, half) = known[cut, *facts]
         # The peak may be of whole micro-batches or of halves.
         most = max(wholes * whole + halves * half for wholes, halves in course.in_flight[stage])
@@ -140,22 +154,27 @@ def stage_memory(config: RunConfig, course: Course, *, gradient_buffers: Sequenc
 
 
 def lasting_bytes(
-    config: RunConfig, cut: StageCut, versions: int, mismatch: int, gradient_buffers: int
+    config: RunConfig,
+    cut: StageCut,
+    updated: tuple[int, int, int],
+    *,
+    versions: int,
+    gradient_buffers: int,
 ) -> dict[str, int]:
     """Bytes of a stage by kind, as in `StageMemory`, but for the activations that it keeps.
 
     Args:
         config: the run's.
         cut: the stage.
+        updated: its `updated_bytes`.
         versions: of its weights.
-        mismatch: as in `Course`.
         gradient_buffers: of the stage.
     """
     size, parameters = sizes(config), stage_parameters(config.model, cut)
     count = sum(parameter.size for parameter in parameters)
     halves = (describe(config.model).halves[half] for half in cut.halves)
     biases = sum(bias.size for half in halves for bias in half.biases)
-    master, optimizer, correction = max(_updated(config, parameters, mismatch=mismatch), key=sum)
+    master, optimizer, correction = updated
     further = master if config.parallel.shard_gradients else count * size.master
     return {
         "weights": versions * (count * size.replica + biases * BIAS_BYTES),
@@ -182,9 +201,7 @@ def reduction_bytes(config: RunConfig, cuts: Sequence[StageCut]) -> int:
     plans = []
     for cut in cuts:
         parameters = stage_parameters(config.model, cut)
-        ownership = assign_owners(
-            [parameter.shape for parameter in parameters], data_ranks=config.parallel.data
-        )
+        ownership = ownership_of(parameters, data_ranks=config.parallel.data)
         values = [parameter.size for parameter in parameters]
         plans.append(reduction_plan(values, ownership, number_bytes=sizes(config).master))
     return room_bytes(plans)
@@ -198,8 +215,9 @@ def rank_activations(config: RunConfig, program: Program) -> list[int]:
         stages = [stage for stage, holder in enumerate(program.rank_of_stage) if holder == rank]
         now = dict.fromkeys(stages, (0, 0))
         seen = set()
-        for action in actions:
-            now[action.stage] = after(action.op, *now[action.stage])
+        for stage, op, _, _ in actions:
+            (wholes, halves), (more, more_halves) = now[stage], CHANGES[op]
+            now[stage] = wholes + more, halves + more_halves
             seen.add(tuple(now.values()))
         held.append(most_held(seen, [sizes[stage] for stage in stages]))
     return held
@@ -289,19 +307,18 @@ def head_chunk_rows(config: RunConfig) -> int | None:
     )
 
 
-def _updated(
-    config: RunConfig, parameters: tuple[Parameter, ...], *, mismatch: int
-) -> list[tuple[int, int, int]]:
-    """For each data rank, bytes of the master copy, the optimizer's state and the correction's state of the
-    members that it owns."""
+def updated_bytes(config: RunConfig, cut: StageCut, *, mismatch: int) -> tuple[int, int, int]:
+    """Bytes of the master copy, the optimizer's state and the correction's state of the members of a stage
+    that a data rank owns: the one with the most."""
     optimizer, options = config.optimizer.name, optimizer_options(config.optimizer)
     size, kept = sizes(config).master, _corrections(config, mismatch)
+    parameters = stage_parameters(config.model, cut)
     updated = []
     for owned in owned_members(parameters, data_ranks=config.parallel.data):
         master = sum(member.size for member in owned) * size
         state = state_values(optimizer, [(member.role, member.shape) for member in owned], options) * size
         updated.append((master, state, kept * master))
-    return updated
+    return max(updated, key=sum)
 
 
 def _tokens(config: RunConfig) -> int:

@@ -18,7 +18,7 @@ Counts = tuple[tuple[int, int], ...]
 """Micro-batches in flight: for each stage of a rank, ascending, (whole ones, halves)."""
 
 
-_CHANGES = {
+CHANGES: dict[Op, tuple[int, int]] = dict.fromkeys(Op, (0, 0)) | {
     Op.FORWARD: (1, 0),
     Op.BACKWARD: (-1, 0),
     Op.BACKWARD_INPUT: (-1, 1),
@@ -26,13 +26,7 @@ _CHANGES = {
     Op.HEAD: (0, 1),
     Op.HEAD_WEIGHT: (0, -1),
 }
-"""What an action adds to the micro-batches in flight: whole ones, halves."""
-
-
-def after(op: Op, wholes: int, halves: int) -> tuple[int, int]:
-    """Micro-batches of a stage in flight after an action, from those before it: whole ones, halves."""
-    more, more_halves = _CHANGES.get(op, (0, 0))
-    return wholes + more, halves + more_halves
+"""What an action adds to the micro-batches of its stage in flight: whole ones, halves."""
 
 
 class Moment(NamedTuple):
@@ -66,8 +60,9 @@ def in_flight(program: Program) -> tuple[list[set[tuple[int, int]]], list[frozen
                 seen.add((update, stage, before))
                 by_stage[stage].add(now[stage])
                 continue
-            now[stage] = after(op, *now[stage])
-            by_stage[stage].add(now[stage])
+            (wholes, halves), (more, more_halves) = now[stage], CHANGES[op]
+            now[stage] = held = wholes + more, halves + more_halves
+            by_stage[stage].add(held)
             counts = tuple(now.values())
             if op in ADDING_NOTHING:
                 seen.add((forward, stage, counts))

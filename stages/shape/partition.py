@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
@@ -15,8 +15,8 @@ from stages.config.segments import schedule_facts
 from stages.shape.families import describe
 from stages.shape.head import rows_name, shard_rows
 from stages.shape.moe import has_experts
-from stages.shape.optimizer_sharding import assign_owners
-from stages.shape.spec import Parameter
+from stages.shape.optimizer_sharding import Ownership, assign_owners
+from stages.shape.spec import Parameter, Shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +67,21 @@ def stage_parameters(config: ModelConfig, cut: StageCut) -> tuple[Parameter, ...
     return (*held, *spec.norm.parameters) if cut.has_norm else tuple(held)
 
 
-@lru_cache(maxsize=256)  # a planner asks for the same stage again and again
-def owned_members(parameters: tuple[Parameter, ...], *, data_ranks: int) -> tuple[tuple[Parameter, ...], ...]:
+def ownership_of(parameters: Iterable[Parameter], *, data_ranks: int) -> Ownership:
+    """Which data rank owns which members of a stage's parameters."""
+    return _ownership(tuple(parameter.shape for parameter in parameters), data_ranks)
+
+
+@lru_cache(maxsize=1024)  # the stages of a planner's layouts have the same shapes again and again
+def _ownership(shapes: tuple[Shape, ...], data_ranks: int) -> Ownership:
+    return assign_owners(shapes, data_ranks=data_ranks)
+
+
+def owned_members(parameters: Sequence[Parameter], *, data_ranks: int) -> list[list[Parameter]]:
     """For each data rank, the members of a stage's parameters that it owns, as parameters."""
     members = [member for parameter in parameters for member in parameter.members()]
-    owned = assign_owners([parameter.shape for parameter in parameters], data_ranks=data_ranks).owned
-    return tuple(tuple(members[number] for number in numbers) for numbers in owned)
+    owned = ownership_of(parameters, data_ranks=data_ranks).owned
+    return [[members[number] for number in numbers] for numbers in owned]
 
 
 def cut_of(config: RunConfig) -> list[StageCut]:
@@ -424,24 +433,25 @@ class RankWork:
         first: dict[Hashable, int] = {}
         kinds = [tuple((alike or int)(stage) for stage in stages) for stages in self.held]
         self._like = [first.setdefault(kind, rank) for rank, kind in enumerate(kinds)]
-        self._shares: dict[tuple[int, bool], list[tuple[int, ...]]] = {}
-        """By rank, and `odd`: the items of its stages for each total."""
-        self._costs: dict[tuple[int, int, bool], list[float]] = {}
+        self._shares: dict[tuple[int, int, bool], tuple[int, ...]] = {}
+        """By rank, total and `odd`: the items of its stages."""
+        self._costs: dict[tuple[int, int, int, bool], list[float]] = {}
 
     def sizes(self, rank: int, total: int, odd: bool) -> dict[int, int]:
         """Items of each of a rank's stages; `odd`: an odd number comes before its first stage."""
-        shares = self._shared_out(self._like[rank], total, odd)[total]
-        return dict(zip(self.held[rank], shares, strict=True))
+        return dict(zip(self.held[rank], self._share(self._like[rank], total, odd), strict=True))
 
-    def costs(self, items: int, rank: int, odd: bool) -> list[float]:
-        """Costs of a rank with 0 to `items` items; infinite where a stage would have too few."""
-        key = items, self._like[rank], odd
+    def costs(self, items: int, step: int, rank: int, odd: bool) -> list[float]:
+        """Costs of a rank with 0 to `items` items; infinite where a stage would have too few, or the items
+        are no multiple of `step`."""
+        like = self._like[rank]
+        key = items, step, like, odd
         if key not in self._costs:
-            shares = self._shared_out(self._like[rank], items, odd)
-            self._costs[key] = [
-                inf if total < sum(sizes) else sum(self._stage_costs(self._like[rank], sizes, odd))
-                for total, sizes in enumerate(shares[: items + 1])
-            ]
+            costs = self._costs[key] = [inf] * (items + 1)
+            for total in range(0, items + 1, step):
+                sizes = self._share(like, total, odd)
+                if total >= sum(sizes):
+                    costs[total] = sum(self._stage_costs(like, sizes, odd))
         return self._costs[key]
 
     def _stage_costs(self, rank: int, sizes: Sequence[int], odd: bool, *, more: int = 0) -> list[float]:
@@ -456,19 +466,20 @@ class RankWork:
         first, *others = (0 if stage == self._empty else self._together for stage in self.held[rank])
         return (total - sum(others)) % self._together or first, *others
 
-    def _shared_out(self, rank: int, items: int, odd: bool) -> list[tuple[int, ...]]:
-        """For each total up to `items`, the items of a rank's stages: the least that they may have, and then
-        one after another where the stage that takes them is fastest."""
-        shares = self._shares.setdefault((rank, odd), [])
-        for total in range(len(shares), items + 1):
+    def _share(self, rank: int, total: int, odd: bool) -> tuple[int, ...]:
+        """The items of a rank's stages: the least that they may have, and then one after another where the
+        stage that takes them is fastest."""
+        key = rank, total, odd
+        if key not in self._shares:
             sizes = self._smallest(rank, total)
             if total > sum(sizes):
-                sizes = shares[total - self._together]
-                costs = self._stage_costs(rank, sizes, odd, more=self._together)
-                fastest = costs.index(min(costs))
+                sizes, fastest = self._share(rank, total - self._together, odd), 0
+                if len(sizes) > 1:
+                    costs = self._stage_costs(rank, sizes, odd, more=self._together)
+                    fastest = costs.index(min(costs))
                 sizes = (*sizes[:fastest], sizes[fastest] + self._together, *sizes[fastest + 1 :])
-            shares.append(sizes)
-        return shares
+            self._shares[key] = sizes
+        return self._shares[key]
 
 
 def cut_over_ranks(
@@ -496,7 +507,7 @@ def cut_over_ranks(
     totals = fitting_cut(
         items=items,
         stages=len(work.held),
-        costs=partial(work.costs, items),
+        costs=partial(work.costs, items, step),
         fits=fits and (lambda rank, total, odd: fits(work.sizes(rank, total, odd), odd)),
         step=step,
         may_be_empty=work.last_may_be_empty,

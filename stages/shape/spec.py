@@ -76,6 +76,9 @@ class Parameter(NamedTuple):
 
     def members(self) -> Iterator[Parameter]:
         """Its members as parameters; most parameters are their own only one."""
+        if not is_stack(self.shape):
+            yield self
+            return
         for index, name in enumerate(member_names(self.name, self.shape)):
             yield self._replace(
                 name=name, shape=member_shape(self.shape), hf_name=self.hf_name.replace(EXPERT, str(index))

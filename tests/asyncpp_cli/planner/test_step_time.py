@@ -10,9 +10,11 @@ import pytest
 from support.planned import COSTS, layout_of
 
 import schedules
+from asyncpp_cli.planner.cuts import cuts_to_try
 from asyncpp_cli.planner.estimate import own_estimate
+from asyncpp_cli.planner.memory import GB, BlocksMemory, RankMemory
 from asyncpp_cli.planner.programs import BUSY_LINK, Geometry, LayoutProgram, Pace, StageTimes
-from asyncpp_cli.planner.shared import Shared, own_cut_of
+from asyncpp_cli.planner.shared import Shared, layout_cuts, own_cut_of
 from schedules import FAMILY
 from schedules.costs import uniform_costs
 from schedules.simulate import segment_step_time, simulate
@@ -117,6 +119,39 @@ def test_a_long_update_does_not_hide_that_further_microbatches_wait_for_messages
     pace = Pace(short.geometry.shape).seconds(times)
     assert short.step(times, pace=0.0).seconds < (1 - 2 * NEAR) * exact
     assert short.step(times, pace=pace).seconds == pytest.approx(exact, rel=NEAR)
+
+
+NEVER_FLUSHED = [case for case in CASES if not schedules.find(case[0]).synchronous]
+
+
+@pytest.mark.parametrize(("name", "options"), NEVER_FLUSHED)
+@pytest.mark.parametrize("microbatches", [8, 24])
+def test_memory_is_at_least_that_of_a_pace_and_no_layout_that_fits_is_refused_by_it(
+    name: str, options: dict[str, int], microbatches: int
+) -> None:
+    shared, room = Shared(COSTS), 0.0
+    for stages, shard_head in ((2, False), (4, False), (8, False), (4, schedules.find(name).can_shard_head)):
+        if microbatches < stages * options.get("ahead", 1):
+            continue
+        config = layout_of(
+            "7b", name, stages=stages, microbatches=microbatches, shard_head=shard_head, **options
+        )
+        exact = RankMemory(config, shared)
+        least = BlocksMemory(config, shared, shared.pace(config))
+        cut = own_cut_of(config)
+        held = [sum(kinds.values()) for kinds in exact.of_cut(cut)]
+        for rank, most in enumerate(held):
+            stages_of = {
+                stage: each
+                for stage, each in enumerate(layout_cuts(config, cut))
+                if stage in least.program.stages_of_rank[rank]
+            }
+            assert 0.5 * most < sum(least.of_rank(rank, stages_of).values()) <= most
+        for limit_gb in (share * max(held) / GB for share in (0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)):
+            fits = bool(cuts_to_try(config, shared, limit_gb=limit_gb))
+            assert least.may_fit(limit_gb=limit_gb) or not fits
+            room += not least.may_fit(limit_gb=limit_gb)
+    assert room
 
 
 def test_a_message_takes_the_link_between_its_ranks() -> None:
