@@ -93,8 +93,7 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
                 break
             action = actions[place]
             stage, op, _, version = action
-            # Where all stages update together, none is awaited that is later than the action's own.
-            may_wait = version > complete or not common_step
+            may_wait = version > complete or not common_step  # else none later than its own is awaited
             if may_wait and version_awaited(action, program, common_step=common_step, lag=lag) > complete:
                 awaiting_update.add(rank)
                 break
