@@ -418,18 +418,14 @@ class Pace(_OfRanks):
         self._graph, program = step_graph_of(without_updates, steps=2 * lead + 4)
         super().__init__(program)
         self._policy: Sequence[int] | None = None
-
-    @cached_property
-    def course(self) -> Course:
-        """What its memory depends on: one version of the weights, and the micro-batches in flight."""
-        counts, moments = in_flight(self.program)
-        stages = self.program.num_stages
-        return Course(
-            versions=(1,) * stages,
-            mismatch=(0,) * stages,
+        counts, moments = in_flight(program)
+        self.course = Course(
+            versions=(1,) * program.num_stages,
+            mismatch=(0,) * program.num_stages,
             in_flight=tuple(map(frozenset, counts)),
             moments=tuple(moments),
         )
+        """What its memory depends on: one version of the weights, and the micro-batches in flight."""
 
     def buffers(self, *, data_ranks: int, on_gpu: bool) -> Sequence[int]:
         """Gradient buffers of each stage, at least, whatever the arguments."""
