@@ -60,7 +60,7 @@ _ADVICE = {
     errno.EAGAIN: "no more processes or threads are allowed here (ulimit -u)",
     errno.EMFILE: "more files are open than this process is allowed (ulimit -n)",
     errno.ENFILE: "more files are open than this machine allows",
-    errno.ENOMEM: "the machine has no memory left",
+    errno.ENOMEM: "no memory is left",
     errno.EFBIG: "files are not allowed to grow so large here (ulimit -f)",
     errno.EIO: "the disk or the network failed",
     errno.ESTALE: "the file server has lost it",
@@ -208,6 +208,8 @@ def exit_code_of(program: Callable[[], int]) -> int:
 def _system_error_message(error: OSError) -> str:
     reason = error.strerror or type(error).__name__
     advice = f": {_ADVICE[error.errno]}" if error.errno in _ADVICE else ""
+    if error.errno == errno.ENOMEM:
+        advice += _memory_limit()
     if error.filename is None:
         problem = "a process cannot be started" if error.errno == errno.EAGAIN else "the system refuses"
         return f"{problem} ({reason}{advice})"
