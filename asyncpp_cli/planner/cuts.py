@@ -71,8 +71,8 @@ def rank_work(config: RunConfig, shared: Shared, *, may_be_empty: bool = False) 
             alike=lambda stage: (stage == 0, ends[stage]),
         )
 
-    key = ("work", train.microbatch_size, train.recompute, rank_of_stage, may_be_empty)
-    return shared.once(key, found)
+    key = (train.microbatch_size, train.recompute, rank_of_stage, config.parallel.data, may_be_empty)
+    return shared.once(("work", *key), found)
 
 
 def _within_shards(config: RunConfig) -> list[list[float]]:
@@ -124,10 +124,10 @@ class _Search:
     def _fastest(self, *, step: int, fast_enough: float = inf) -> Sequence[int] | None:
         """Halves of blocks in each stage: of all cuts the fastest, if that fits, or of those that fit."""
         work = rank_work(self.config, self.shared, may_be_empty=step == 1)
-        train = self.config.train
-        key = ("fastest", train.microbatch_size, train.recompute, self.rank_of_stage, step)
+        train, data = self.config.train, self.config.parallel.data
+        key = (train.microbatch_size, train.recompute, self.rank_of_stage, data, step)
         search = partial(cut_over_ranks, items=self.halves, work=work, step=step)
-        cut = self.shared.once(key, lambda: search(fits=None))
+        cut = self.shared.once(("fastest", *key), lambda: search(fits=None))
         if cut is None or max(self._works(cut)) > fast_enough:
             return None
         memory = self.memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from asyncpp_cli.base.progress import shown
 from asyncpp_cli.base.worker import exit_with_parent
 from asyncpp_cli.planner.layouts import CONSIDERED
 from asyncpp_cli.planner.listing import KINDS, Layout, Listing, listed
-from asyncpp_cli.planner.shared import CostModel, Shared
+from asyncpp_cli.planner.shared import CostModel, Kept, Shared
 from stages.config.run_config import RunConfig
 
 ROWS = 6
@@ -94,7 +94,6 @@ def decision_map(
         _points,
         base,
         tokens_per_step=tokens_per_step,
-        costs=costs,
         limit_gb=limit_gb,
         names=list(names),
         with_sharded=with_sharded,
@@ -102,11 +101,13 @@ def decision_map(
     points, refusal = [], None
     with ExitStack() as opened:
         advance = opened.enter_context(shown("comparing layouts", total=len(counts)))
-        planned: Iterator[tuple[list[Point], UserError | None]] = map(points_of, counts)
+        planned: Iterator[tuple[list[Point], UserError | None]]
         if min(processes, len(counts)) > 1:
-            pool = get_context("spawn").Pool(min(processes, len(counts)), _start_worker)
+            pool = get_context("spawn").Pool(min(processes, len(counts)), _start_worker, (costs,))
             # The most GPUs take longest.
-            planned = opened.enter_context(pool).imap(points_of, reversed(counts))
+            planned = opened.enter_context(pool).imap(partial(_in_worker, points_of), reversed(counts))
+        else:
+            planned = map(partial(points_of, Shared(costs)), counts)
         for of_count, refused in planned:
             points += of_count
             refusal = refused or refusal
@@ -116,25 +117,33 @@ def decision_map(
     return sorted(points, key=lambda point: (point.tokens_per_step, point.gpus))
 
 
-def _start_worker() -> None:
+_of_worker: list[Shared] = []
+"""What a worker has found for the numbers of GPUs that it planned: their programs are much the same."""
+
+
+def _start_worker(costs: CostModel) -> None:
     # Ctrl-C is the parent's alone, which then ends the others.
     signal(SIGINT, SIG_IGN)
     exit_with_parent()
+    _of_worker.append(Shared(costs))
+
+
+def _in_worker(points_of: Callable[[Shared, int], Kept], gpus: int) -> Kept:
+    return points_of(_of_worker[0], gpus)
 
 
 def _points(
     base: RunConfig,
+    shared: Shared,
     gpus: int,
     *,
     tokens_per_step: Sequence[int],
-    costs: CostModel,
     limit_gb: float,
     names: Collection[str],
     with_sharded: bool,
 ) -> tuple[list[Point], UserError | None]:
     """The points of a number of GPUs, and why one of them has no layout."""
     refusal: UserError | None = None
-    shared = Shared(costs)
 
     def find(tokens: int, of: Collection[str]) -> Listing:
         nonlocal refusal

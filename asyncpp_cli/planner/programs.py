@@ -395,7 +395,7 @@ class Pace(_OfRanks):
         return shape._replace(microbatches=0, options=options, tied=False)
 
     def __init__(self, shape: Shape) -> None:
-        shape = self.shape_of(shape)
+        self.shape = shape = self.shape_of(shape)
         lead = dict(shape.options).get("ahead", 1) * shape.stages + shape.shard_head
 
         def without_updates(microbatches: int) -> schedules.Program:
@@ -418,6 +418,7 @@ class Pace(_OfRanks):
         self._graph, program = step_graph_of(without_updates, steps=2 * lead + 4)
         super().__init__(program)
         self._policy: Sequence[int] | None = None
+        self._found: dict[Costs, float] = {}
         counts, moments = in_flight(program)
         self.course = Course(
             versions=(1,) * program.num_stages,
@@ -436,8 +437,10 @@ class Pace(_OfRanks):
         of_blocks = {
             field.name: getattr(times, field.name)[: self.program.num_stages] for field in fields(times)
         }
+        none = dict.fromkeys(("update", "reduction"), (0.0,) * self.program.num_stages)
         of_shards: dict[str, Any] = dict.fromkeys(("head", "head_weight", "embed", "embed_weight"), ())
-        alone = StageTimes(**of_blocks | of_shards | {"reduction": (0.0,) * self.program.num_stages})
-        found = self._graph.step_time(_costs_of(alone), policy=self._policy)
-        self._policy = found.policy
-        return found.seconds
+        costs = _costs_of(StageTimes(**of_blocks | of_shards | none))
+        if costs not in self._found:
+            found = self._graph.step_time(costs, policy=self._policy)
+            self._found[costs], self._policy = found.seconds, found.policy
+        return self._found[costs]

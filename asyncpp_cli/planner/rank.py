@@ -217,8 +217,12 @@ def _may_fit(config: RunConfig, shared: Shared, *, limit_gb: float) -> bool:
     """Whether a layout may fit, by what is known before its program is built."""
     if _least_gb(config, shared) > limit_gb:
         return False
-    synchronous = schedule_facts(config).synchronous
-    return synchronous or BlocksMemory(config, shared, shared.pace(config)).may_fit(limit_gb=limit_gb)
+    if schedule_facts(config).synchronous:
+        return True
+    # Whatever micro-batches a step has, and however late its gradients are.
+    pace = shared.pace(config)
+    key = ("may fit", pace.shape, *settings_of(config), limit_gb)
+    return shared.once(key, lambda: BlocksMemory(config, shared, pace).may_fit(limit_gb=limit_gb))
 
 
 def _least_gb(config: RunConfig, shared: Shared) -> float:

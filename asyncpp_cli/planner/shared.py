@@ -157,13 +157,15 @@ class Shared(Found):
 
     def placed(self, config: RunConfig) -> RunConfig:
         """A layout with its ranks on nodes as it sends least."""
-        sent = (config.parallel.stages, config.train.microbatch_size, config.schedule.microbatches)
-        best = self.once(("neighbours", *sent), lambda: self.costs.neighbours(config))
+        ranks = config.parallel.stages, config.parallel.data
+        sent = config.train.microbatch_size, config.schedule.microbatches
+        best = self.once(("neighbours", *ranks, *sent), lambda: self.costs.neighbours(config))
         return config if best == config.site.neighbours else changed(config, {"site.neighbours": best})
 
     def parts(self, config: RunConfig) -> ModelTimes:
         """The times of the model's parts."""
-        return self.once(("parts", config.train.microbatch_size), lambda: self.costs.parts(config))
+        ranks = config.parallel.stages * config.parallel.data
+        return self.once(("parts", config.train.microbatch_size, ranks), lambda: self.costs.parts(config))
 
     def times(self, config: RunConfig, sizes: Sequence[float]) -> StageTimes:
         """Times of the stages of a layout with so many blocks in each."""
