@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from operator import add
+from itertools import groupby, product
+from operator import add, attrgetter, itemgetter
 
 from asyncpp_cli.planner.costs.links import NOTHING, Exchange, Links
 from asyncpp_cli.planner.costs.roofline import PartTimes, Roofline
 from asyncpp_cli.planner.layouts import LARGEST_MICROBATCH, RECOMPUTE, Variant, layout
 from asyncpp_cli.planner.memory import GB
 from asyncpp_cli.planner.programs import StepTime
-from asyncpp_cli.planner.sharding import Sharding, by_rule, memory, memory_of_run, owned, sharding_of
+from asyncpp_cli.planner.sharding import Sharding, by_rule, memory_of_run, owned, sharding_of
 from asyncpp_cli.planner.shared import CostModel, recomputing
 from stages.config.run_config import RunConfig, tokens_per_step
 from stages.config.segments import as_trained
@@ -53,14 +53,11 @@ class Sharded:
     """A run under FSDP or HSDP, as estimated."""
 
     config: RunConfig
-    """With the micro-batches of a rank, and all ranks as `parallel.data`."""
     sharding: Sharding
     seconds: float
     """Seconds of a step."""
     alone: float
     """Seconds of a step if exchanges took no time."""
-    of_rank: dict[str, int]
-    """Bytes of the fullest rank by kind (`asyncpp_cli.planner.sharding.memory`)."""
     cut: tuple[float, ...] = ()
     """None: it has no stages."""
     rank_of_stage: tuple[int, ...] = ()
@@ -88,13 +85,14 @@ class Sharded:
 
     @property
     def memory(self) -> tuple[dict[str, int], ...]:
-        """Bytes by kind of the fullest rank alone; the others are alike."""
-        return (self.of_rank,)
+        """Bytes by kind of the fullest rank alone; the others are alike. It takes longer than the time of a
+        step."""
+        return (memory_of_run(self.config),)
 
     @property
     def memory_gb(self) -> float:
         """10^9 bytes."""
-        return sum(self.of_rank.values()) / GB
+        return sum(memory_of_run(self.config).values()) / GB
 
     @property
     def rank_gb(self) -> list[float]:
@@ -128,14 +126,17 @@ def best_sharded(
     links are not known, as with measured times."""
     if gpus == 1 or not isinstance(costs, Roofline):
         return []
-    links = Links.of(costs.device)
-    found = fsdp_layouts(
-        base, gpus=gpus, tokens_per_step=tokens_per_step, costs=costs, links=links, limit_gb=limit_gb
+    layouts = fsdp_layouts(
+        base, gpus=gpus, tokens_per_step=tokens_per_step, costs=costs, links=Links.of(costs.device)
     )
-    first: dict[bool, Sharded] = {}
-    for each in found:
-        if not each.exceeds(limit_gb):
-            first.setdefault(each.sharding.replicas > 1, each)
+    first: dict[int, Sharded] = {}
+    seconds_of = attrgetter("seconds")
+    for _, alike in groupby(sorted(layouts, key=seconds_of), key=seconds_of):
+        # Memory is counted where it decides.
+        others = [(each.memory_gb, each) for each in alike if each.sharding.replicas not in first]
+        for held, each in sorted(others, key=itemgetter(0)):
+            if held <= limit_gb:
+                first.setdefault(each.sharding.replicas, each)
     return list(first.values())
 
 
@@ -146,12 +147,10 @@ def fsdp_layouts(
     tokens_per_step: int,
     costs: CostModel,
     links: Links,
-    limit_gb: float,
     recompute: Collection[str] = RECOMPUTE,
 ) -> list[Sharded]:
     """FSDP over all GPUs and HSDP over those of a node, with micro-batches of every power of two of sequences
-    that divides a rank's: those that fit first, then by step time and memory. Empty if ranks cannot have
-    equally many sequences.
+    that divides a rank's. Empty if ranks cannot have equally many sequences.
 
     Args:
         base: the run: its model, context, optimizer and precision.
@@ -159,7 +158,6 @@ def fsdp_layouts(
         tokens_per_step: of all ranks.
         costs: of the model's parts.
         links: of the GPUs.
-        limit_gb: memory of a GPU, 10^9 bytes.
         recompute: values of `train.recompute` to try.
     """
     sequences, remainder = divmod(tokens_per_step, base.data.context * gpus)
@@ -178,7 +176,7 @@ def fsdp_layouts(
             for (ranks, replicas), reshard, each in product(groups, (True, False), several):
                 how = Sharding(ranks=ranks, replicas=replicas, reshard=reshard, reduce_each=each)
                 found.append(sharded(config, how, costs, links, update=updates[ranks]))
-    return sorted(found, key=lambda each: (each.memory_gb > limit_gb, each.seconds, each.memory_gb))
+    return found
 
 
 def sharded_run(config: RunConfig, costs: Roofline) -> Sharded:
@@ -189,8 +187,7 @@ def sharded_run(config: RunConfig, costs: Roofline) -> Sharded:
     """
     trained, how, links = as_trained(config), sharding_of(config), Links.of(costs.device)
     update = update_seconds(trained, how.ranks, costs, links)
-    found = sharded(trained, how, costs, links, update=update)
-    return replace(found, config=config, of_rank=memory_of_run(config))
+    return replace(sharded(trained, how, costs, links, update=update), config=config)
 
 
 def sharded(
@@ -202,7 +199,7 @@ def sharded(
     update: tuple[float, float],
     gradient_bytes: int | None = None,
 ) -> Sharded:
-    """Estimate a step and its memory.
+    """Estimate a step.
 
     Args:
         config: with the micro-batches of a rank.
@@ -220,7 +217,6 @@ def sharded(
         sharding=sharding,
         seconds=step_seconds(units, sharding, microbatches=microbatches) + sum(update),
         alone=microbatches * sum(part.forward + part.backward for part in parts) + update[0],
-        of_rank=memory(config, sharding, lasting=True),
     )
 
 

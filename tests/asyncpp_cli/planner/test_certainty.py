@@ -10,10 +10,9 @@ import pytest
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.certainty import WITHIN, likely_ratio
 from asyncpp_cli.planner.costs.devices import DEVICES
-from asyncpp_cli.planner.costs.links import Links
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import Estimate, estimate
-from asyncpp_cli.planner.fsdp import Sharded, fsdp_layouts
+from asyncpp_cli.planner.fsdp import Sharded, best_sharded
 from asyncpp_cli.planner.layouts import Variant, layout
 from asyncpp_cli.planner.listing import Listing
 from asyncpp_cli.planner.tables import Order, sentences
@@ -32,7 +31,7 @@ def pipeline(schedule: str, microbatches: int, *, context: int = 1024) -> Estima
 def fsdp(context: int) -> Sharded:
     config = changed(BASE.config, {"data.context": context})
     settings = {"gpus": 4, "tokens_per_step": 16 * context, "limit_gb": 75.0}
-    return fsdp_layouts(config, costs=COSTS, links=Links.of(COSTS.device), **settings)[0]
+    return best_sharded(config, costs=COSTS, **settings)[0]
 
 
 @pytest.mark.parametrize("kind", ["schedules", "fsdp", "long context"])

@@ -24,6 +24,7 @@ from asyncpp_cli.planner.fsdp import (
     Sharded,
     Unit,
     Units,
+    best_sharded,
     fsdp_layouts,
     sharded_run,
     step_seconds,
@@ -32,7 +33,7 @@ from asyncpp_cli.planner.fsdp import (
 )
 from asyncpp_cli.planner.layouts import Variant, layout
 from asyncpp_cli.planner.listing import listed
-from asyncpp_cli.planner.sharding import Sharding, by_rule
+from asyncpp_cli.planner.sharding import Sharding, by_rule, memory
 from asyncpp_cli.planner.shared import Shared
 from asyncpp_cli.planner.templates import rival, template_text
 from stages.config.run_config import ModelConfig, RunConfig, changed, tokens_per_step
@@ -198,37 +199,51 @@ def test_matrices_are_exchanged_by_bytes() -> None:
     assert exchanged < LINKS.ring(size, ranks).seconds
 
 
-def test_layouts_come_by_memory_and_time() -> None:
+def test_the_best_are_the_fastest_that_fit_with_the_least_memory() -> None:
     base, costs = base_of("7b", ["optimizer=adamw", "data.context=4096"]).config, Roofline(DEVICES["h100"])
 
-    def found(gpus: int, **asked: float) -> list[Sharded]:
-        usual = {"limit_gb": 75.0, "tokens_per_step": 2**20}
-        return fsdp_layouts(base, gpus=gpus, costs=costs, links=LINKS, **usual | asked)
+    def found(gpus: int, tokens_per_step: int = 2**20) -> list[Sharded]:
+        asked = {"gpus": gpus, "tokens_per_step": tokens_per_step}
+        return fsdp_layouts(base, costs=costs, links=LINKS, **asked)
 
     layouts = found(64)
-    keys = [(each.memory_gb > 75, each.seconds) for each in layouts]
-    assert keys == sorted(keys)
     assert {each.sharding.replicas for each in layouts} == {1, 8}
+    held = {id(each): each.memory_gb for each in layouts}
+    for limit in (30.0, 45.0, 75.0):
+        fitting = [each for each in layouts if held[id(each)] <= limit]
+        best = {
+            replicas: min(
+                (each for each in fitting if each.sharding.replicas == replicas),
+                key=lambda each: (each.seconds, held[id(each)]),
+            )
+            for replicas in {each.sharding.replicas for each in fitting}
+        }
+        asked = {"gpus": 64, "tokens_per_step": 2**20, "limit_gb": limit}
+        in_order = sorted(best.values(), key=lambda each: each.seconds)
+        assert best_sharded(base, costs=costs, **asked) == in_order
     assert all(0 < each.lost < 1 and each.alone < each.seconds for each in layouts)
     for each in layouts:
         train, count = each.config.train, each.config.schedule.microbatches
         assert 64 * train.microbatch_size * count * 4096 == 2**20
-    # Less memory takes more time.
-    assert found(64, limit_gb=30)[0].seconds > layouts[0].seconds
     assert {each.sharding.replicas for each in found(8)} == {1}
     assert found(64, tokens_per_step=2**16) == []
 
 
 def test_a_planned_layout_is_planned_the_same_as_a_run() -> None:
     base, costs = base_of("1b", ["optimizer=muon"]).config, Roofline(DEVICES["h100"])
-    asked = {"gpus": 16, "tokens_per_step": 2**18, "limit_gb": 75.0, "recompute": ("none",)}
+    asked = {"gpus": 16, "tokens_per_step": 2**18, "recompute": ("none",)}
     layouts = fsdp_layouts(base, costs=costs, links=LINKS, **asked)
     assert {each.config.schedule.name for each in layouts} == {"fsdp", "hsdp"}
     for each in layouts:
         check(each.config)
         run = sharded_run(each.config, costs)
         assert run.seconds == pytest.approx(each.seconds, rel=1e-12)
-        assert run.of_rank == each.of_rank
+        counts = {
+            "microbatches": each.config.schedule.microbatches,
+            "size": each.config.train.microbatch_size,
+        }
+        planned = layout(base, Variant("1f1b"), stages=1, data=16, recompute="none", **counts)
+        assert run.memory == (memory(planned, each.sharding, lasting=True),)
 
 
 def test_a_template_trains_the_delayed_layout_beside_fsdp_where_that_is_the_best(tmp_path: Path) -> None:
