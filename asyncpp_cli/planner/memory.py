@@ -52,6 +52,9 @@ class BlocksMemory:
         self.config, self._found, self.program = config, found, program
         data, on_gpu = config.parallel.data, planned_on_gpu(config)
         self._buffers = program.buffers(data_ranks=data, on_gpu=on_gpu)
+        # What a stage's bytes depend on besides its cut: of those that last, and of a micro-batch's.
+        self._lasts = data, *delayed_settings(config)
+        self._sizes = config.train.microbatch_size, config.train.recompute
 
     def may_fit(self, *, limit_gb: float) -> bool:
         """Whether all blocks may find room, by what a second block in each of its stages adds on a rank."""
@@ -123,34 +126,46 @@ class BlocksMemory:
     def _of_stage(self, stage: int, cut: StageCut) -> dict[str, int]:
         """Bytes of a stage: by kind what lasts, `whole` and `half` of a micro-batch in flight, and what a
         forward, a backward and an update take for themselves."""
-        config, course, buffers = self.config, self.program.course, self._buffers[stage]
-        versions, mismatch = course.versions[stage], course.mismatch[stage]
-        kind, mismatched = (kind_of(config, cut), *delayed_settings(config)), mismatch > 0
+        course, kind = self.program.course, kind_of(self.config, cut)
+        versions, mismatch, buffers = course.versions[stage], course.mismatch[stage], self._buffers[stage]
 
-        def of_microbatch() -> dict[str, int]:
-            whole, half = microbatch_activations(config, cut)
-            return {
-                "recomputed": recomputed_bytes(config, cut),
-                "whole": whole,
-                "half": half,
-                "forward": forward_bytes(config, cut),
-                "backward": backward_bytes(config, cut, mismatched=mismatched),
-                "slot": slot_bytes(config, cut),
-            }
+        def found() -> dict[str, int]:
+            # Of parts that more stages have in common.
+            config, once, mismatched = self.config, self._found.once, mismatch > 0
+            updated = once(
+                ("updated", kind, self._lasts, mismatch),
+                lambda: updated_bytes(config, cut, mismatch=mismatch),
+            )
+            update = once(
+                ("update", kind, self._lasts, mismatched),
+                lambda: _of_update(config, cut, mismatched=mismatched),
+            )
+            lasting = lasting_bytes(config, cut, updated, versions=versions, gradient_buffers=buffers)
+            taken = once(
+                ("taken", kind, self._sizes, mismatched, delayed_settings(config)),
+                lambda: _of_microbatch(config, cut, mismatched=mismatched),
+            )
+            return lasting | {"update": update} | taken
 
-        sizes, data = (config.train.microbatch_size, config.train.recompute), config.parallel.data
-        once = self._found.once
-        updated = once(
-            ("updated", kind, mismatch, data), lambda: updated_bytes(config, cut, mismatch=mismatch)
-        )
-        lasting = once(
-            ("lasting", kind, versions, mismatch, buffers, data),
-            lambda: lasting_bytes(config, cut, updated, versions=versions, gradient_buffers=buffers),
-        )
-        update = once(
-            ("update", kind, mismatched, data), lambda: _of_update(config, cut, mismatched=mismatched)
-        )
-        return lasting | {"update": update} | once(("taken", kind, mismatched, *sizes), of_microbatch)
+        key = ("stage", kind, versions, mismatch, buffers, self._lasts, self._sizes)
+        return self._found.once(key, found)
+
+
+def _of_microbatch(config: RunConfig, cut: StageCut, *, mismatched: bool) -> dict[str, int]:
+    whole, half = microbatch_activations(config, cut)
+    return {
+        "recomputed": recomputed_bytes(config, cut),
+        "whole": whole,
+        "half": half,
+        "forward": forward_bytes(config, cut),
+        "backward": backward_bytes(config, cut, mismatched=mismatched),
+        "slot": slot_bytes(config, cut),
+    }
+
+
+def _of_update(config: RunConfig, cut: StageCut, *, mismatched: bool) -> int:
+    owned = owned_members(stage_parameters(config.model, cut), data_ranks=config.parallel.data)
+    return max(update_bytes(config, of_rank, mismatched=mismatched) for of_rank in owned)
 
 
 def _with_two_blocks(cut: StageCut, layers: int) -> StageCut:
@@ -220,8 +235,3 @@ class RankMemory(BlocksMemory):
         cuts = layout_cuts(self.config, sizes)
         for rank, stages in enumerate(self.program.stages_of_rank):
             yield self.of_rank(rank, {stage: cuts[stage] for stage in stages})
-
-
-def _of_update(config: RunConfig, cut: StageCut, *, mismatched: bool) -> int:
-    owned = owned_members(stage_parameters(config.model, cut), data_ranks=config.parallel.data)
-    return max(update_bytes(config, of_rank, mismatched=mismatched) for of_rank in owned)
