@@ -69,9 +69,8 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
     update, common_step = Op.UPDATE, program.updates_together
 
     def wake(rank: int) -> None:
-        if not queued[rank]:
-            queued[rank] = True
-            runnable.append(rank)
+        queued[rank] = True
+        runnable.append(rank)
 
     while runnable:
         rank = runnable.popleft()
@@ -88,7 +87,8 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
                 unread[channel] += 1
                 in_flight[link] += 1
                 del waiting[0]
-                wake(receiver)
+                if not queued[receiver]:
+                    wake(receiver)
             if waiting or place == len(actions):
                 break
             action = actions[place]
@@ -103,14 +103,15 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
             for channel in receives:
                 unread[channel] -= 1
                 in_flight[links[channel]] -= 1
-                if channel_capacity is not None:
+                if channel_capacity is not None and not queued[sources[channel]]:
                     wake(sources[channel])
             if op is update:
                 written[stage] = version
                 if min(written) > complete:
                     complete = min(written)
                     for blocked in awaiting_update:
-                        wake(blocked)
+                        if not queued[blocked]:
+                            wake(blocked)
                     awaiting_update.clear()
             place += 1
             unsent[rank] = sends.copy()

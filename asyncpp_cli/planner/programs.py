@@ -194,6 +194,7 @@ class LayoutProgram(_OfRanks):
         lead = options.get("ahead", 1) * shape.stages + shape.shard_head
         first = max(-(-lead // shape.microbatches), options.get("delay", 1) + 1)
         super().__init__(shape.build(3 if geometry.is_flushed else 2 * first + 2))
+        self._splits = self.program.split_backward
 
     @cached_property
     def _course(self) -> tuple[Course, int]:
@@ -292,7 +293,7 @@ class LayoutProgram(_OfRanks):
 
     def _of_microbatch(self, times: StageTimes) -> tuple[float, ...]:
         """What a micro-batch takes in each stage, seconds."""
-        return times.split_microbatch if self.program.split_backward else times.microbatch
+        return times.split_microbatch if self._splits else times.microbatch
 
     def _fullest(self, of_stages: Sequence[float]) -> float:
         """The most of what a rank's stages take, seconds."""

@@ -255,12 +255,15 @@ def balance(costs: Sequence[float], *, stages: int, last_extra: float = 0.0) -> 
     for groups in range(2, stages + 1):
         row = []
         for i in range(count - groups + 1):
-            options = (
-                (max(total[i + size] - total[i], best[groups - 1][i + size][0]), -size)
-                for size in range(1, count - i - groups + 2)
-            )
-            dearest, negative_size = min(options)
-            row.append((dearest, -negative_size))
+            dearest, chosen = inf, 0
+            for size in range(1, count - i - groups + 2):
+                own, others = total[i + size] - total[i], best[groups - 1][i + size][0]
+                if own > dearest:
+                    break
+                slower = max(own, others)
+                if slower <= dearest:
+                    dearest, chosen = slower, size
+            row.append((dearest, chosen))
         best.append(row)
     sizes = []
     first = 0

@@ -151,7 +151,7 @@ def plan(
     as_balance: AsBalance = False,
     out: Out = None,
     schedule: Schedules = None,
-    rows: Rows = 20,
+    rows: Rows = 10,
     row: Row = None,
     as_template: AsTemplate = None,
     as_json: AsJson = False,
