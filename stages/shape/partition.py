@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
@@ -441,8 +441,11 @@ class RankWork:
         self._costs: dict[tuple[int, int, int, bool], list[float]] = {}
 
     def sizes(self, rank: int, total: int, odd: bool) -> dict[int, int]:
-        """Items of each of a rank's stages; `odd`: an odd number comes before its first stage."""
-        return dict(zip(self.held[rank], self._share(self._like[rank], total, odd), strict=True))
+        """Items of each of a rank's stages; `odd`: an odd number comes before its first stage. Of a total
+        whose costs are not infinite; the least that the stages may have, of a smaller one."""
+        like = self._like[rank]
+        shares = self._shares.get((like, total, odd)) or self._smallest(like, total)
+        return dict(zip(self.held[rank], shares, strict=True))
 
     def costs(self, items: int, step: int, rank: int, odd: bool) -> list[float]:
         """Costs of a rank with 0 to `items` items; infinite where a stage would have too few, or the items
@@ -451,38 +454,40 @@ class RankWork:
         key = items, step, like, odd
         if key not in self._costs:
             costs = self._costs[key] = [inf] * (items + 1)
-            for total in range(0, items + 1, step):
-                sizes = self._share(like, total, odd)
-                if total >= sum(sizes):
-                    costs[total] = sum(self._stage_costs(like, sizes, odd))
+            for start in range(0, self._together, step):
+                for sizes, of_stages in self._growing(like, start, odd, most=items):
+                    self._shares[like, sum(sizes), odd] = sizes
+                    costs[sum(sizes)] = sum(of_stages)
         return self._costs[key]
 
-    def _stage_costs(self, rank: int, sizes: Sequence[int], odd: bool, *, more: int = 0) -> list[float]:
-        """Costs of each of a rank's stages, if each has `more` items more than `sizes` says."""
-        stages = self.held[rank]
-        return [
-            self.stage_cost(stage, size + more, odd and stage == stages[0])
-            for stage, size in zip(stages, sizes, strict=True)
-        ]
+    def _growing(
+        self, rank: int, total: int, odd: bool, *, most: int
+    ) -> Iterator[tuple[tuple[int, ...], list[float]]]:
+        """The items of a rank's stages and their costs: from the least that they may have, where one stage
+        after another takes more, the one that is then fastest, up to `most` items."""
+        stages, more = self.held[rank], self._together
+
+        def cost(place: int, size: int) -> float:
+            return self.stage_cost(stages[place], size, odd and place == 0)
+
+        sizes = list(self._smallest(rank, total))
+        if sum(sizes) > most:
+            return
+        costs = list(map(cost, range(len(sizes)), sizes))
+        yield tuple(sizes), costs
+        left = range(sum(sizes) + more, most + 1, more)
+        grown = [cost(place, size + more) for place, size in enumerate(sizes)] if left else []
+        for total in left:
+            place = grown.index(min(grown))
+            sizes[place] += more
+            costs[place] = grown[place]
+            yield tuple(sizes), costs
+            if total + more <= most:
+                grown[place] = cost(place, sizes[place] + more)
 
     def _smallest(self, rank: int, total: int) -> tuple[int, ...]:
         first, *others = (0 if stage == self._empty else self._together for stage in self.held[rank])
         return (total - sum(others)) % self._together or first, *others
-
-    def _share(self, rank: int, total: int, odd: bool) -> tuple[int, ...]:
-        """The items of a rank's stages: the least that they may have, and then one after another where the
-        stage that takes them is fastest."""
-        key = rank, total, odd
-        if key not in self._shares:
-            sizes = self._smallest(rank, total)
-            if total > sum(sizes):
-                sizes, fastest = self._share(rank, total - self._together, odd), 0
-                if len(sizes) > 1:
-                    costs = self._stage_costs(rank, sizes, odd, more=self._together)
-                    fastest = costs.index(min(costs))
-                sizes = (*sizes[:fastest], sizes[fastest] + self._together, *sizes[fastest + 1 :])
-            self._shares[key] = sizes
-        return self._shares[key]
 
 
 def cut_over_ranks(
