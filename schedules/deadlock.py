@@ -69,8 +69,9 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
     update, common_step = Op.UPDATE, program.updates_together
 
     def wake(rank: int) -> None:
-        queued[rank] = True
-        runnable.append(rank)
+        if not queued[rank]:
+            queued[rank] = True
+            runnable.append(rank)
 
     while runnable:
         rank = runnable.popleft()
@@ -87,8 +88,7 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
                 unread[channel] += 1
                 in_flight[link] += 1
                 del waiting[0]
-                if not queued[receiver]:
-                    wake(receiver)
+                wake(receiver)
             if waiting or place == len(actions):
                 break
             action = actions[place]
@@ -103,15 +103,14 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
             for channel in receives:
                 unread[channel] -= 1
                 in_flight[links[channel]] -= 1
-                if channel_capacity is not None and not queued[sources[channel]]:
+                if channel_capacity is not None:
                     wake(sources[channel])
             if op is update:
                 written[stage] = version
                 if min(written) > complete:
                     complete = min(written)
                     for blocked in awaiting_update:
-                        if not queued[blocked]:
-                            wake(blocked)
+                        wake(blocked)
                     awaiting_update.clear()
             place += 1
             unsent[rank] = sends.copy()

@@ -171,7 +171,9 @@ def _least(config: RunConfig, shared: Shared, *, chunks: int, flushed: bool) -> 
     ranks, microbatches = config.parallel.stages, config.schedule.microbatches
     tied, sharded = has_tied_shards(config), config.parallel.shard_head
     embedding, head = 0.0 if tied else _work(parts.embedding), _work(parts.head)
-    halves = [microbatches * (_work(half) + recomputing(config, half)) for half in parts.halves]
+    key = ("halves", config.train.microbatch_size, config.train.recompute, ranks * config.parallel.data)
+    works = shared.once(key, lambda: [_work(half) + recomputing(config, half) for half in parts.halves])
+    halves = [microbatches * work for work in works]
     first = 0.0
     if config.parallel.data > 1 and not facts.updates_together and chunks == 1:
         # A stage waits for its own updates; a rank of several stages does the others' work meanwhile.

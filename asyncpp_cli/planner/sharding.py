@@ -139,18 +139,18 @@ def memory(config: RunConfig, sharding: Sharding, *, lasting: bool = False) -> d
     shards = [_values(block.parameters, ranks) for block in spec.blocks]
     ends, head = spec.embedding.parameter_count + spec.head.parameter_count, spec.head.parameter_count
     root = (*spec.embedding.parameters, *spec.head.parameters)
-    end_shards = _values(root, ranks)
     cut = StageCut(halves=range(2 * len(blocks)), has_embedding=True, has_head=True)
     kept, recomputed = microbatch_activations(config, cut)[0], recomputed_bytes(config, cut)
     held, indices = [tokens * _kept(config, block) for block in spec.blocks], tokens * INDEX_BYTES
     options = tuple(sorted(optimizer_options(config.optimizer).items()))
-    owners = ranks * sharding.replicas if lasting else ranks
-    state, step = _optimizer_values(*by_rule(config), (ranks, owners), config.optimizer.name, options)
-    master = sum(shards) + end_shards
+    owners, updated = ranks * sharding.replicas if lasting else ranks, by_rule(config)
+    state, step = _optimizer_values(*updated, (ranks, owners), config.optimizer.name, options)
+    master = sum(shards) + _values(root, ranks)
     waiting = several and not sharding.reduce_each
     # Shards of gradients of earlier micro-batches.
     earlier = master if lasting or (several and sharding.reduce_each) else 0
-    matrices = _owned_beside(config, ranks * sharding.replicas) if lasting else 0
+    # Of the matrices that the rank with most of them owns beside its shards.
+    matrices = sum(each.size for each in owned(updated[1], owners)) if lasting and owners > 1 else 0
     made, going = _gradient_bytes(size, lasting=lasting, waiting=waiting)
 
     def moment(
@@ -211,12 +211,6 @@ def _summing(parameters: Sequence[Parameter], ranks: int) -> int:
     """Values that the reduction of a unit takes beside what is sent and what comes from others, in a run of
     ours: the sum, and the last gradient, which a variable of torch's `foreach_reduce` holds."""
     return 0 if ranks == 1 else _values(parameters, ranks) + parameters[-1].size
-
-
-def _owned_beside(config: RunConfig, processes: int) -> int:
-    """Values of the matrices that the rank with most of them owns beside its shards."""
-    _, whole = by_rule(config)
-    return sum(parameter.size for parameter in owned(whole, processes)) if processes > 1 else 0
 
 
 def _kept(config: RunConfig, block: PartSpec) -> int:
