@@ -106,7 +106,15 @@ def test_more_gpus_are_slower_where_fsdp_only_exchanges() -> None:
 @settings(max_examples=3, deadline=None)
 @given(device=st.sampled_from(["h100", "rtx4090"]), network_gbs=st.floats(0.5, 4.0))
 def test_a_faster_network_is_faster_between_nodes_of_one_gpu(device: str, network_gbs: float) -> None:
+    """All that is synchronous waits for it; a delay may hide all messages."""
     gpu = replace(DEVICES[device], network_gbs=network_gbs, gpus_per_node=1)
     asked = {"gpus": 4, "tokens": 4 * 4 * 1024, "limit_gb": 20.0}
-    seconds = fastest("135m", gpu, **asked)
-    assert fastest("135m", replace(gpu, network_gbs=2 * network_gbs), **asked) < seconds
+    slow, fast = (
+        planned("135m", replace(gpu, network_gbs=factor * network_gbs), **asked) for factor in (1, 2)
+    )
+    for before, after in (
+        (slow.best["synchronous"].step.seconds, fast.best["synchronous"].step.seconds),
+        (slow.sharded[0].seconds, fast.sharded[0].seconds),
+    ):
+        assert after < before
+    assert best_of(fast) <= best_of(slow) / (1 - WORTH_A_CUT)
