@@ -47,8 +47,9 @@ from torch.distributed.fsdp import fully_shard
 
 from asyncpp_cli.planner.costs.links import Exchange
 from asyncpp_cli.planner.fsdp import Unit, Units, step_seconds
-from asyncpp_cli.planner.programs import Geometry, LayoutProgram, Shape, StageTimes
+from asyncpp_cli.planner.programs import Geometry, LayoutProgram, Shape
 from asyncpp_cli.planner.sharding import Sharding as Division
+from asyncpp_cli.planner.stage_times import StageTimes
 from schedules import Program, build, find
 from stages.comm.process import Process, connected
 from stages.comm.sharding import Sharding, connect_sharding

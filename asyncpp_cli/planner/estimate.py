@@ -9,8 +9,8 @@ from math import inf
 
 from asyncpp_cli.planner.cuts import WORTH_A_CUT, cuts_to_try
 from asyncpp_cli.planner.memory import GB, RankMemory
-from asyncpp_cli.planner.programs import StageTimes, StepTime
 from asyncpp_cli.planner.shared import CostModel, Shared, own_cut_of, recomputing
+from asyncpp_cli.planner.stage_times import StageTimes, StepTime
 from stages.config.places import PIPELINE
 from stages.config.run_config import RunConfig, tokens_per_step
 from stages.config.segments import schedule_facts

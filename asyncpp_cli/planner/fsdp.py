@@ -19,9 +19,9 @@ from asyncpp_cli.planner.costs.links import NOTHING, Exchange, Links
 from asyncpp_cli.planner.costs.roofline import PartTimes, Roofline
 from asyncpp_cli.planner.layouts import LARGEST_MICROBATCH, RECOMPUTE, Variant, layout
 from asyncpp_cli.planner.memory import GB
-from asyncpp_cli.planner.programs import StepTime
 from asyncpp_cli.planner.sharding import Sharding, by_rule, memory_of_run, owned, sharding_of
 from asyncpp_cli.planner.shared import CostModel, recomputing
+from asyncpp_cli.planner.stage_times import StepTime
 from stages.config.run_config import RunConfig, tokens_per_step
 from stages.config.segments import as_trained
 from stages.memory.estimate import sizes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from asyncpp_cli.planner.pace import Pace
 from asyncpp_cli.planner.peak_memory import (
     allocator_bytes,
     backward_bytes,
@@ -13,7 +14,7 @@ from asyncpp_cli.planner.peak_memory import (
     slot_bytes,
     update_bytes,
 )
-from asyncpp_cli.planner.programs import LayoutProgram, Pace
+from asyncpp_cli.planner.programs import LayoutProgram
 from asyncpp_cli.planner.shared import Found, delayed_settings, kind_of, layout_cuts, own_cut_of, settings_of
 from schedules import Op
 from schedules.messages import MOST_QUEUES, OWN_QUEUES, Kind

@@ -4,25 +4,26 @@ long a step takes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import cached_property
 from math import gcd, lcm
 from typing import Any, NamedTuple
 
 import schedules
+from asyncpp_cli.planner.stage_times import StageTimes, StepTime, costs_of
+from asyncpp_cli.planner.steady_state import SteadyState
 from schedules import Op
 from schedules.analyze import staleness
 from schedules.costs import Costs
 from schedules.deadlock import sends_in_flight
 from schedules.dependencies import POSTED_AHEAD, most_messages
-from schedules.head_shards import EMBEDDED_AHEAD, further_ahead
+from schedules.head_shards import EMBEDDED_AHEAD
 from schedules.messages import Kind, RankLinks, channel_ends, channels_between_ranks, is_local, links_of_ranks
 from schedules.simulate import fill_steps, seconds_between, simulate
-from schedules.step_time import NotPeriodicError, StepGraph, step_graph, step_graph_of
+from schedules.step_time import NotPeriodicError, step_graph, step_graph_of
 from stages.config.run_config import RunConfig
 from stages.config.segments import has_tied_shards, schedule_facts, schedule_options
 from stages.memory.estimate import Course, course_of
-from stages.memory.in_flight import in_flight
 from stages.resolve.schedule import tied_problem
 from stages.weights.gradient_buffers import gradient_buffers
 
@@ -33,55 +34,6 @@ _ROUNDED = 1 - 1e-9
 BUSY_LINK = 0.5
 """Share of its time from which a link's messages are taken to wait for one another. A rank with several
 stages sends as many messages for each micro-batch as all of them; below this share they hardly meet."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageTimes:
-    """Seconds of a micro-batch and of an update at each stage. Tuples are indexed by stage."""
-
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    """Recomputation counts here, and in `input_half` of a split backward."""
-    input_half: tuple[float, ...]
-    weight_half: tuple[float, ...]
-    update: tuple[float, ...]
-    reduction: tuple[float, ...]
-    """Reduce-scatter of gradients and all-gather of weights over the data ranks."""
-    message: tuple[float, ...]
-    """A message between a stage and the one after it, from the end of the action that sends it to its
-    arrival; to and from shards of the head it takes as long as the slowest."""
-    head: tuple[float, ...] = ()
-    """Logits and the gradient of their input in a shard of the head; 0 for other stages. Empty if the head is
-    in the last stage."""
-    head_weight: tuple[float, ...] = ()
-    """The gradient of a shard's weights; 0 and empty as `head`."""
-    embed: tuple[float, ...] = ()
-    """A look-up in a shard that embedding and head share; 0 for other stages. Empty if there are none."""
-    embed_weight: tuple[float, ...] = ()
-    """The gradient of a look-up; 0 and empty as `embed`."""
-
-    @property
-    def microbatch(self) -> tuple[float, ...]:
-        """All that a micro-batch takes in each stage, with whole backwards."""
-        return self._summed("forward", "backward")
-
-    @property
-    def split_microbatch(self) -> tuple[float, ...]:
-        """All that a micro-batch takes in each stage, with split backwards."""
-        return self._summed("forward", "input_half", "weight_half")
-
-    def _summed(self, *kinds: str) -> tuple[float, ...]:
-        held = [getattr(self, kind) for kind in (*kinds, "head", "head_weight", "embed", "embed_weight")]
-        return tuple(map(sum, zip(*filter(None, held), strict=True)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepTime:
-    """A step in the steady state."""
-
-    seconds: float
-    bubble: float
-    """Share of the step in which a rank waits, averaged over the ranks."""
 
 
 class Shape(NamedTuple):
@@ -147,7 +99,7 @@ class Geometry(NamedTuple):
         return cls(shape, microbatches - few, period, facts.synchronous)
 
 
-class _OfRanks:
+class OfRanks:
     """The ranks of a program, and what they hold."""
 
     def __init__(self, program: schedules.Program) -> None:
@@ -174,7 +126,7 @@ class _OfRanks:
         )
 
 
-class LayoutProgram(_OfRanks):
+class LayoutProgram(OfRanks):
     """The facts of a layout's program; each is found when it is asked for.
 
     Raises:
@@ -184,8 +136,7 @@ class LayoutProgram(_OfRanks):
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
         shape = geometry.shape
-        self._graphs: dict[bool, StepGraph] = {}
-        self._policies: dict[bool, tuple[int, ...]] = {}
+        self._steady: dict[bool, SteadyState] = {}
         self._messages: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._buffers: dict[tuple[bool, bool], Sequence[int]] = {}
         # Two steps that are alike: behind one where the pipeline is flushed; else behind those in which it
@@ -271,13 +222,11 @@ class LayoutProgram(_OfRanks):
         geometry, program = self.geometry, self.program
         microbatches = geometry.shape.microbatches + geometry.further
         of_microbatch = self._of_microbatch(times)
-        updates = microbatches / program.update_interval
-        if program.update_interval == program.microbatches:
-            updates = 1
+        several = program.update_interval < program.microbatches
+        updates = microbatches / program.update_interval if several else 1
         seconds = self._seconds(self._costs(times, further=geometry.further))
         if geometry.further:
             # Of stages that update within a step, each further micro-batch brings its share of updates.
-            several = program.update_interval < program.microbatches
             own = [
                 work + several * update / program.update_interval
                 for work, update in zip(of_microbatch, times.update, strict=True)
@@ -310,6 +259,7 @@ class LayoutProgram(_OfRanks):
 
     @cached_property
     def _longer(self) -> LayoutProgram:
+        """The program with a period of micro-batches more in each step."""
         shape, further, period, is_flushed = self.geometry
         options = dict(shape.options)
         if options.get("update_interval") == shape.microbatches:
@@ -325,15 +275,14 @@ class LayoutProgram(_OfRanks):
             played = self.geometry.shape.build(2 * fill + 4)
             return seconds_between(simulate(played, costs), fill, fill + 3)
         waits = self._waits(costs)
-        if waits not in self._graphs:
+        if waits not in self._steady:
             try:
-                self._graphs[waits] = step_graph(self.program, reduced=waits)
+                graph = step_graph(self.program, reduced=waits)
             except NotPeriodicError:
                 steps = 2 * self.program.steps
-                self._graphs[waits], _ = step_graph_of(self.geometry.shape.build, reduced=waits, steps=steps)
-        found = self._graphs[waits].step_time(costs, policy=self._policies.get(waits))
-        self._policies[waits] = found.policy
-        return found.seconds
+                graph, _ = step_graph_of(self.geometry.shape.build, reduced=waits, steps=steps)
+            self._steady[waits] = SteadyState(graph)
+        return self._steady[waits].seconds(costs)
 
     def _waits(self, costs: Costs) -> bool:
         """Whether stages that update on their own wait for a reduction; others wait for the norm anyway."""
@@ -344,10 +293,9 @@ class LayoutProgram(_OfRanks):
         times; 0 before there were any."""
         further, costs = self.geometry.further, self._costs(times, further=self.geometry.further)
         waits = self._waits(costs)
-        if costs.transfer or waits not in self._policies:
+        if costs.transfer or waits not in self._steady:
             return 0.0
-        least = self._graphs[waits].least_seconds(costs, policy=self._policies[waits])
-        return least + further * self._fullest(self._of_microbatch(times))
+        return self._steady[waits].least_seconds(costs) + further * self._fullest(self._of_microbatch(times))
 
     def _costs(self, times: StageTimes, *, further: int) -> Costs:
         """The costs of a step of the program, where the run's has so many further micro-batches. Of stages
@@ -362,86 +310,4 @@ class LayoutProgram(_OfRanks):
         busy = 2 * message >= BUSY_LINK * mean
         shared = busy and blocks > self.program.num_ranks and not times.head
         reduction = tuple(max(0.0, seconds - hidden) for seconds in times.reduction)
-        return _costs_of(replace(times, reduction=reduction), shared=shared)
-
-
-def _costs_of(times: StageTimes, *, shared: bool = False) -> Costs:
-    """The costs of a program whose stages take so long; `shared`: whether messages wait for others on their
-    links."""
-    message = max(times.message, default=0.0)
-    latency = 0.0 if shared else message
-    own = {field.name: getattr(times, field.name) for field in fields(times) if field.name != "message"}
-    return Costs(
-        **own,
-        norm=0.0,
-        latency=latency,
-        hidden_latency=latency,
-        part_latency=latency,
-        next_latency=() if shared else times.message,
-        transfer=message if shared else 0.0,
-        jitter=0.0,
-        seed=0,
-    )
-
-
-class Pace(_OfRanks):
-    """How fast micro-batches follow each other in a pipeline that is never flushed, however many a step has:
-    its ranks perform the same forwards and backwards for one after another, whatever lies between. They hold
-    as many of them, too: a lower bound of their memory, without updates and shards of the head."""
-
-    @staticmethod
-    def shape_of(shape: Shape) -> Shape:
-        """What of a shape the pace depends on: not on when its weights are updated."""
-        options = tuple(each for each in shape.options if each[0] not in ("delay", "update_interval"))
-        return shape._replace(microbatches=0, options=options, tied=False)
-
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape = self.shape_of(shape)
-        lead = dict(shape.options).get("ahead", 1) * shape.stages + shape.shard_head
-
-        def without_updates(microbatches: int) -> schedules.Program:
-            """A program of as many steps of one micro-batch each, without shards of the head, which leave
-            forwards and backwards in their order."""
-            program = shape._replace(shard_head=False, microbatches=microbatches).build(1)
-            in_order = further_ahead if shape.shard_head else tuple
-            return replace(
-                program,
-                microbatches=1,
-                update_interval=1,
-                updates_together=False,
-                steps=microbatches,
-                actions=tuple(
-                    tuple(action for action in in_order(actions) if action.op is not Op.UPDATE)
-                    for actions in program.actions
-                ),
-            )
-
-        self._graph, program = step_graph_of(without_updates, steps=2 * lead + 4)
-        super().__init__(program)
-        self._policy: Sequence[int] | None = None
-        self._found: dict[Costs, float] = {}
-        counts, moments = in_flight(program)
-        self.course = Course(
-            versions=(1,) * program.num_stages,
-            mismatch=(0,) * program.num_stages,
-            in_flight=tuple(map(frozenset, counts)),
-            moments=tuple(moments),
-        )
-        """What its memory depends on: one version of the weights, and the micro-batches in flight."""
-
-    def buffers(self, *, data_ranks: int, on_gpu: bool) -> Sequence[int]:
-        """Gradient buffers of each stage, at least, whatever the arguments."""
-        return (1,) * self.program.num_stages
-
-    def seconds(self, times: StageTimes) -> float:
-        """Seconds of a micro-batch, at least."""
-        of_blocks = {
-            field.name: getattr(times, field.name)[: self.program.num_stages] for field in fields(times)
-        }
-        none = dict.fromkeys(("update", "reduction"), (0.0,) * self.program.num_stages)
-        of_shards: dict[str, Any] = dict.fromkeys(("head", "head_weight", "embed", "embed_weight"), ())
-        costs = _costs_of(StageTimes(**of_blocks | of_shards | none))
-        if costs not in self._found:
-            found = self._graph.step_time(costs, policy=self._policy)
-            self._found[costs], self._policy = found.seconds, found.policy
-        return self._found[costs]
+        return costs_of(replace(times, reduction=reduction), shared=shared)

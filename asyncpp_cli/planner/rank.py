@@ -14,8 +14,8 @@ from asyncpp_cli.planner.cuts import WORTH_A_CUT, cuts_to_try
 from asyncpp_cli.planner.estimate import Estimate, best_of, least_with, own_estimate
 from asyncpp_cli.planner.layouts import layouts
 from asyncpp_cli.planner.memory import GB, BlocksMemory, RankMemory
-from asyncpp_cli.planner.programs import StageTimes
 from asyncpp_cli.planner.shared import Shared, recomputing, settings_of
+from asyncpp_cli.planner.stage_times import StageTimes
 from stages.config.run_config import RunConfig
 from stages.config.segments import has_tied_shards, schedule_facts, schedule_options, update_interval
 from stages.memory.estimate import lasting_bytes, microbatch_activations, updated_bytes

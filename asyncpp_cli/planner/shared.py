@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import schedules
 from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes
-from asyncpp_cli.planner.programs import Geometry, LayoutProgram, Pace, StageTimes
+from asyncpp_cli.planner.pace import Pace
+from asyncpp_cli.planner.programs import Geometry, LayoutProgram
+from asyncpp_cli.planner.stage_times import StageTimes
 from schedules import ScheduleError, is_custom
 from stages.config.run_config import RunConfig, changed
 from stages.config.segments import has_tied_shards, schedule_facts

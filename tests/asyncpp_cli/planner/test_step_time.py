@@ -13,8 +13,10 @@ import schedules
 from asyncpp_cli.planner.cuts import cuts_to_try
 from asyncpp_cli.planner.estimate import own_estimate
 from asyncpp_cli.planner.memory import GB, BlocksMemory, RankMemory
-from asyncpp_cli.planner.programs import BUSY_LINK, Geometry, LayoutProgram, Pace, StageTimes
+from asyncpp_cli.planner.pace import Pace
+from asyncpp_cli.planner.programs import BUSY_LINK, Geometry, LayoutProgram
 from asyncpp_cli.planner.shared import Shared, layout_cuts, own_cut_of
+from asyncpp_cli.planner.stage_times import StageTimes
 from schedules import FAMILY
 from schedules.costs import uniform_costs
 from schedules.simulate import segment_step_time, simulate
