@@ -417,7 +417,9 @@ def _list(
     shown = tables.among(found.sharded, found.pipelines, order)
     number = row or 1 + shown.index(found.recommended)
     if number > len(shown):
-        raise UserError(f"--row {row}: accepted: 1 to {len(shown)}, the layouts that are shown")
+        raise UserError(
+            f"--row {row}: accepted: 1 to {len(shown)}, the layouts that are shown (--rows shows more)"
+        )
     chosen = shown[number - 1]
     if template.file is not None and chosen.exceeds(order.limit_gb):
         raise UserError(f"--as-template: no layout of these fits {order.limit_gb:.1f} GB")
