@@ -117,7 +117,7 @@ def decision_map(
     return sorted(points, key=lambda point: (point.tokens_per_step, point.gpus))
 
 
-_of_worker: list[Shared] = []
+_shared_in_worker: list[Shared] = []
 """What a worker has found for the numbers of GPUs that it planned: their programs are much the same."""
 
 
@@ -125,11 +125,11 @@ def _start_worker(costs: CostModel) -> None:
     # Ctrl-C is the parent's alone, which then ends the others.
     signal(SIGINT, SIG_IGN)
     exit_with_parent()
-    _of_worker.append(Shared(costs))
+    _shared_in_worker.append(Shared(costs))
 
 
 def _in_worker(points_of: Callable[[Shared, int], Kept], gpus: int) -> Kept:
-    return points_of(_of_worker[0], gpus)
+    return points_of(_shared_in_worker[0], gpus)
 
 
 def _points(

@@ -53,6 +53,7 @@ class Sharded:
     """A run under FSDP or HSDP, as estimated."""
 
     config: RunConfig
+    """The run, whose schedule is `fsdp` or `hsdp`."""
     sharding: Sharding
     seconds: float
     """Seconds of a step."""
@@ -85,8 +86,8 @@ class Sharded:
 
     @property
     def memory(self) -> tuple[dict[str, int], ...]:
-        """Bytes by kind of the fullest rank alone; the others are alike. It takes longer than the time of a
-        step."""
+        """Bytes by kind of the fullest rank alone; the others are alike. They are counted each time, which
+        takes longer than to estimate the step."""
         return (memory_of_run(self.config),)
 
     @property

@@ -53,7 +53,7 @@ class BlocksMemory:
         self.config, self._found, self.program = config, found, program
         data, on_gpu = config.parallel.data, planned_on_gpu(config)
         self._buffers = program.buffers(data_ranks=data, on_gpu=on_gpu)
-        # What a stage's bytes depend on besides its cut: of those that last, and of a micro-batch's.
+        # Settings that decide how many bytes of a stage last, and how many a micro-batch takes.
         self._lasts = data, *delayed_settings(config)
         self._sizes = config.train.microbatch_size, config.train.recompute
 
@@ -131,7 +131,7 @@ class BlocksMemory:
         versions, mismatch, buffers = course.versions[stage], course.mismatch[stage], self._buffers[stage]
 
         def found() -> dict[str, int]:
-            # Of parts that more stages have in common.
+            # More stages have these parts in common.
             config, once, mismatched = self.config, self._found.once, mismatch > 0
             updated = once(
                 ("updated", kind, self._lasts, mismatch),

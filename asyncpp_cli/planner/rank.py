@@ -221,7 +221,7 @@ def _may_fit(config: RunConfig, shared: Shared, *, limit_gb: float) -> bool:
         return False
     if schedule_facts(config).synchronous:
         return True
-    # Whatever micro-batches a step has, and however late its gradients are.
+    # It is the same for any number of micro-batches and any delay.
     pace = shared.pace(config)
     key = ("may fit", pace.shape, *settings_of(config), limit_gb)
     return shared.once(key, lambda: BlocksMemory(config, shared, pace).may_fit(limit_gb=limit_gb))

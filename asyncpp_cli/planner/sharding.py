@@ -149,7 +149,7 @@ def memory(config: RunConfig, sharding: Sharding, *, lasting: bool = False) -> d
     waiting = several and not sharding.reduce_each
     # Shards of gradients of earlier micro-batches.
     earlier = master if lasting or (several and sharding.reduce_each) else 0
-    # Of the matrices that the rank with most of them owns beside its shards.
+    # Values of the matrices that the rank with most of them owns beside its shards.
     matrices = sum(each.size for each in owned(updated[1], owners)) if lasting and owners > 1 else 0
     made, going = _gradient_bytes(size, lasting=lasting, waiting=waiting)
 

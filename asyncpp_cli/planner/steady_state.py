@@ -13,7 +13,7 @@ class SteadyState:
 
     def __init__(self, graph: StepGraph) -> None:
         self._graph = graph
-        self._policy: Sequence[int] | None = None
+        self._policy: Sequence[int] = ()
 
     def seconds(self, costs: Costs) -> float:
         """Seconds of a step."""
@@ -22,6 +22,6 @@ class SteadyState:
         return found.seconds
 
     def least_seconds(self, costs: Costs) -> float:
-        """A lower bound of them, which takes less time: what the cycle that was longest takes now; 0 before
-        there was any."""
-        return 0.0 if self._policy is None else self._graph.least_seconds(costs, policy=self._policy)
+        """A lower bound of `seconds`, which has been asked for other costs before: what the cycle that was
+        longest then takes now. It is found sooner."""
+        return self._graph.least_seconds(costs, policy=self._policy)

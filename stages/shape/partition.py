@@ -441,11 +441,12 @@ class RankWork:
         self._costs: dict[tuple[int, int, int, bool], list[float]] = {}
 
     def sizes(self, rank: int, total: int, odd: bool) -> dict[int, int]:
-        """Items of each of a rank's stages; `odd`: an odd number comes before its first stage. Of a total
-        whose costs are not infinite; the least that the stages may have, of a smaller one."""
+        """Items of each of a rank's stages, once the rank's `costs` are known; `odd`: an odd number comes
+        before its first stage. Where the total is too small, its stages have the least that they may have."""
         like = self._like[rank]
-        shares = self._shares.get((like, total, odd)) or self._smallest(like, total)
-        return dict(zip(self.held[rank], shares, strict=True))
+        least = self._smallest(like, total)
+        share = least if total <= sum(least) else self._shares[like, total, odd]
+        return dict(zip(self.held[rank], share, strict=True))
 
     def costs(self, items: int, step: int, rank: int, odd: bool) -> list[float]:
         """Costs of a rank with 0 to `items` items; infinite where a stage would have too few, or the items
@@ -455,35 +456,25 @@ class RankWork:
         if key not in self._costs:
             costs = self._costs[key] = [inf] * (items + 1)
             for start in range(0, self._together, step):
-                for sizes, of_stages in self._growing(like, start, odd, most=items):
+                for sizes in self._growing(like, start, odd, most=items):
                     self._shares[like, sum(sizes), odd] = sizes
-                    costs[sum(sizes)] = sum(of_stages)
+                    costs[sum(sizes)] = sum(self._stage_cost(like, *each, odd) for each in enumerate(sizes))
         return self._costs[key]
 
-    def _growing(
-        self, rank: int, total: int, odd: bool, *, most: int
-    ) -> Iterator[tuple[tuple[int, ...], list[float]]]:
-        """The items of a rank's stages and their costs: from the least that they may have, where one stage
-        after another takes more, the one that is then fastest, up to `most` items."""
-        stages, more = self.held[rank], self._together
+    def _stage_cost(self, rank: int, place: int, size: int, odd: bool) -> float:
+        """Cost of so many items in a rank's stage number `place`."""
+        return self.stage_cost(self.held[rank][place], size, odd and place == 0)
 
-        def cost(place: int, size: int) -> float:
-            return self.stage_cost(stages[place], size, odd and place == 0)
-
-        sizes = list(self._smallest(rank, total))
-        if sum(sizes) > most:
-            return
-        costs = list(map(cost, range(len(sizes)), sizes))
-        yield tuple(sizes), costs
-        left = range(sum(sizes) + more, most + 1, more)
-        grown = [cost(place, size + more) for place, size in enumerate(sizes)] if left else []
-        for total in left:
-            place = grown.index(min(grown))
-            sizes[place] += more
-            costs[place] = grown[place]
-            yield tuple(sizes), costs
-            if total + more <= most:
-                grown[place] = cost(place, sizes[place] + more)
+    def _growing(self, rank: int, total: int, odd: bool, *, most: int) -> Iterator[tuple[int, ...]]:
+        """The items of a rank's stages: from the least that they may have, where one stage after another
+        takes more, the one that is then fastest, up to `most` items."""
+        sizes, more = list(self._smallest(rank, total)), self._together
+        while sum(sizes) <= most:
+            yield tuple(sizes)
+            if sum(sizes) + more > most:
+                return
+            grown = [self._stage_cost(rank, place, size + more, odd) for place, size in enumerate(sizes)]
+            sizes[grown.index(min(grown))] += more
 
     def _smallest(self, rank: int, total: int) -> tuple[int, ...]:
         first, *others = (0 if stage == self._empty else self._together for stage in self.held[rank])

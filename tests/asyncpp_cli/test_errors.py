@@ -42,14 +42,16 @@ def test_system_errors_name_file_and_reason(number: int, code: int) -> None:
 def test_memory_that_a_limit_refuses_is_told_with_the_limit() -> None:
     """A folder that is listed finds no memory either, and the machine may have plenty."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (32 * 10**12, hard))
+    limit = hard if hard >= 0 else 32 * 10**12
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     try:
         refusal = refusal_of(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "folder"))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     assert refusal is not None
     assert refusal.message == (
-        "folder: Cannot allocate memory: no memory is left (this process may have 3.2e+04 GB: ulimit -v)"
+        "folder: Cannot allocate memory: no memory is left "
+        f"(this process may have {limit / 1e9:.2g} GB: ulimit -v)"
     )
 
 
