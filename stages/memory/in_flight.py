@@ -46,49 +46,34 @@ def in_flight(program: Program) -> tuple[list[set[tuple[int, int]]], list[frozen
     A backward holds its micro-batch until it ends. An update without a gradient buffer of its own ends before
     the rank's next backward; forwards may come between.
     """
+    forward, backward, update = Op.FORWARD, Op.BACKWARD, Op.UPDATE
     by_stage: list[set[tuple[int, int]]] = [set() for _ in program.rank_of_stage]
     moments = []
     for rank, actions in enumerate(program.actions):
-        stages = [stage for stage, holder in enumerate(program.rank_of_stage) if holder == rank]
+        now = {stage: (0, 0) for stage, holder in enumerate(program.rank_of_stage) if holder == rank}
         seen: set[tuple[Op, int, Counts]] = set()
-        # A rank does much the same in every step: each change of what it holds is looked at once.
-        known: list[_Holding] = [(((0, 0),) * len(stages), frozenset())]
-        numbers = {known[0]: 0}
-        changes: dict[tuple[int, int, Op], int] = {}
-        now = 0
+        updating: set[int] = set()
+        before = tuple(now.values())
         for stage, op, _, _ in actions:
-            key = now, stage, op
-            if key not in changes:
-                place = stages.index(stage)
-                holding = _after(known[now], place, stage, op, seen)
-                by_stage[stage].add(holding[0][place])
-                changes[key] = numbers.setdefault(holding, len(known))
-                known += [holding] * (len(numbers) - len(known))
-            now = changes[key]
+            if op is update:
+                updating.add(stage)
+                seen.add((update, stage, before))
+                by_stage[stage].add(now[stage])
+                continue
+            (wholes, halves), (more, more_halves) = now[stage], CHANGES[op]
+            now[stage] = held = wholes + more, halves + more_halves
+            by_stage[stage].add(held)
+            counts = tuple(now.values())
+            if op in ADDING_NOTHING:
+                seen.add((forward, stage, counts))
+                for updated in updating:
+                    seen.add((update, updated, counts))
+            else:
+                updating.clear()
+                seen.add((backward, stage, before))
+            before = counts
         moments.append(frozenset(_largest(Moment(*moment) for moment in seen)))
     return by_stage, moments
-
-
-_Holding = tuple[Counts, frozenset[int]]
-"""What a rank holds, and the stages whose updates may still run."""
-
-
-def _after(holding: _Holding, place: int, stage: int, op: Op, seen: set[tuple[Op, int, Counts]]) -> _Holding:
-    """What a rank holds after an action of a stage, which is its stage number `place`; adds the moments of
-    the action to `seen`."""
-    before, updating = holding
-    if op is Op.UPDATE:
-        seen.add((op, stage, before))
-        return before, updating | {stage}
-    (wholes, halves), (more, more_halves) = before[place], CHANGES[op]
-    held = wholes + more, halves + more_halves
-    counts = (*before[:place], held, *before[place + 1 :])
-    if op not in ADDING_NOTHING:
-        seen.add((Op.BACKWARD, stage, before))
-        return counts, frozenset()
-    seen.add((Op.FORWARD, stage, counts))
-    seen.update((Op.UPDATE, updated, counts) for updated in updating)
-    return counts, updating
 
 
 def _largest(moments: Iterable[Moment]) -> Iterator[Moment]:
