@@ -10,7 +10,7 @@ import schedules
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.planner.estimate import Estimate
 from asyncpp_cli.planner.fsdp import Sharded, best_sharded
-from asyncpp_cli.planner.rank import best_first, delay_of
+from asyncpp_cli.planner.rank import best_first, least_delay
 from asyncpp_cli.planner.shared import Shared
 from stages.config.run_config import RunConfig, changed, chosen_correction
 from stages.resolve.schedule import can_tie
@@ -94,8 +94,7 @@ def listed(
     last = 0.0
 
     def wanted(config: RunConfig) -> bool:
-        delay = delay_of(config)
-        return len(alike) < rows or delay is None or _may_be_best(best, delay)
+        return len(alike) < rows or _may_be_best(best, least_delay(config))
 
     for each in best_first(base, shared, names=names, wanted=wanted, **asked):
         fits = not each.exceeds(limit_gb)

@@ -84,8 +84,9 @@ def _places(
     than the one before, and taking longer to compute; then its estimate. Nothing if it is not possible."""
     least = _ROUNDED * least_seconds(config, shared)
     yield False, least, None
-    # A cut that memory asks for may be faster than these by as much as a cut has to save to be taken.
-    loose = _ROUNDED * (1 - WORTH_A_CUT)
+    # A cut that memory asks for may be faster than these by as much as a cut has to save to be taken. With
+    # shards of the head there are no others.
+    loose = _ROUNDED * (1 if config.parallel.shard_head else 1 - WORTH_A_CUT)
     times = [shared.times(config, cut) for cut in cuts_to_try(config, shared, limit_gb=inf)]
     for bound in (least_with, least_in_pace):
         least = max(least, loose * min(bound(config, shared, each) for each in times))
@@ -142,11 +143,9 @@ class _Memory:
         return self._gb < other._gb
 
 
-def delay_of(config: RunConfig) -> int | None:
-    """The delay of a layout; None where only its program tells."""
-    if schedule_facts(config).synchronous:
-        return 0
-    return schedule_options(config).get("delay")
+def least_delay(config: RunConfig) -> int:
+    """The delay of a layout, or one where only its program tells how much more it is."""
+    return 0 if schedule_facts(config).synchronous else schedule_options(config).get("delay", 1)
 
 
 def least_seconds(config: RunConfig, shared: Shared) -> float:
