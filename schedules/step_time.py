@@ -176,13 +176,20 @@ def step_graph_of(
         steps *= 2
 
 
-def step_graph(program: Program, *, reduced: Sequence[bool] | bool = False, norm: bool = True) -> StepGraph:
+def step_graph(
+    program: Program,
+    *,
+    reduced: Sequence[bool] | bool = False,
+    norm: bool = True,
+    is_flushed: bool = False,
+) -> StepGraph:
     """The graph of the steady state in the middle of `program`, which must be valid (see `verify`).
 
     Args:
         program: Its first and its last steps may differ from those between.
         reduced: For each stage, or for all, whether its update waits for a reduction.
         norm: Whether updates wait for a gradient norm, where stages update together.
+        is_flushed: Whether every step ends before the next begins: then all are like the last, behind another.
 
     Raises:
         NotPeriodicError: The middle of the program does not repeat.
@@ -192,7 +199,8 @@ def step_graph(program: Program, *, reduced: Sequence[bool] | bool = False, norm
     waits = tuple(norm or of_stage for of_stage in each)
     for steps in range(1, MOST_STEPS_REPEATED + 1):
         middle = (program.steps // steps + 1) // 2
-        periods = _Periods(program, waits, norm=norm, steps=steps, taken=(middle - 1, middle))
+        taken = (program.steps - 1,) * 2 if is_flushed else (middle - 1, middle)
+        periods = _Periods(program, waits, norm=norm, steps=steps, taken=taken)
         if (edges := periods.repeated()) is not None:
             return StepGraph(
                 steps=steps,

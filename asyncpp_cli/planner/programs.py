@@ -139,12 +139,12 @@ class LayoutProgram(OfRanks):
         self._steady: dict[bool, SteadyState] = {}
         self._messages: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._buffers: dict[tuple[bool, bool], Sequence[int]] = {}
-        # Two steps that are alike: behind one where the pipeline is flushed; else behind those in which it
-        # fills and updates are still to come, and before those in which it drains.
+        # A step behind another where the pipeline is flushed; else two that are alike, behind those in which
+        # it fills and updates are still to come, and before those in which it drains.
         options = dict(shape.options)
         lead = options.get("ahead", 1) * shape.stages + shape.shard_head
         first = max(-(-lead // shape.microbatches), options.get("delay", 1) + 1)
-        super().__init__(shape.build(3 if geometry.is_flushed else 2 * first + 2))
+        super().__init__(shape.build(2 if geometry.is_flushed else 2 * first + 2))
         self._splits = self.program.split_backward
 
     @cached_property
@@ -277,7 +277,7 @@ class LayoutProgram(OfRanks):
         waits = self._waits(costs)
         if waits not in self._steady:
             try:
-                graph = step_graph(self.program, reduced=waits)
+                graph = step_graph(self.program, reduced=waits, is_flushed=self.geometry.is_flushed)
             except NotPeriodicError:
                 steps = 2 * self.program.steps
                 graph, _ = step_graph_of(self.geometry.shape.build, reduced=waits, steps=steps)

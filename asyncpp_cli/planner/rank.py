@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator
 from itertools import accumulate, islice
 from math import inf
+from operator import truediv
 
 import schedules
 from asyncpp_cli.planner.costs.roofline import PartTimes
@@ -151,21 +152,22 @@ def least_delay(config: RunConfig) -> int:
 def least_seconds(config: RunConfig, shared: Shared) -> float:
     """A lower bound of the seconds of a step under any cut: what the fullest rank does.
 
-    It performs all micro-batches of its blocks. A step that is flushed, with whole backwards, has in addition
-    a forward and a backward of the stages before it, and the reduction of the first stage.
+    It performs all micro-batches of its blocks. In a step that is flushed it waits for a forward of the stages
+    before it, and with whole backwards these end as much later than its own.
     """
     facts, ranks = schedule_facts(config), config.parallel.stages
     chunks = facts.stages // ranks
-    flushed = facts.synchronous and not (ranks > 1 and shared.nature(config).splits)
+    splits = ranks > 1 and shared.nature(config).splits
     interval = 0 if facts.updates_together else update_interval(config)
     microbatches = config.schedule.microbatches
-    kind = chunks, flushed, facts.updates_together, interval, config.parallel.shard_head, microbatches
+    kind = chunks, facts.synchronous, splits, facts.updates_together, interval, config.parallel.shard_head
     return shared.once(
-        ("least", *kind, *settings_of(config)), lambda: _least(config, shared, chunks=chunks, flushed=flushed)
+        ("least", *kind, microbatches, *settings_of(config)),
+        lambda: _least(config, shared, chunks=chunks, splits=splits),
     )
 
 
-def _least(config: RunConfig, shared: Shared, *, chunks: int, flushed: bool) -> float:
+def _least(config: RunConfig, shared: Shared, *, chunks: int, splits: bool) -> float:
     parts, spec, facts = shared.parts(config), describe(config.model), schedule_facts(config)
     ranks, microbatches = config.parallel.stages, config.schedule.microbatches
     tied, sharded = has_tied_shards(config), config.parallel.shard_head
@@ -179,19 +181,23 @@ def _least(config: RunConfig, shared: Shared, *, chunks: int, flushed: bool) -> 
         updates = microbatches / update_interval(config)
         of_halves = [shared.costs.reduction(config, half.parameter_count) for half in spec.halves]
         halves = [work + updates * each for work, each in zip(halves, of_halves, strict=True)]
-    elif config.parallel.data > 1 and flushed:
+    elif config.parallel.data > 1 and facts.synchronous:
         smallest = min(half.parameter_count for half in spec.halves)
-        smallest += 0 if tied else spec.embedding.parameter_count
+        smallest += 0 if tied or splits else spec.embedding.parameter_count
         first = shared.costs.reduction(config, smallest)
     halves[0] += microbatches * embedding
     last = 0.0 if sharded else microbatches * head
     mean = (sum(halves) + microbatches * head) / ranks
+    # Weight halves, and gradients of shards, may come while a rank waits at the end.
+    whole = not splits and (chunks == 1 or not sharded)
+    waits = [work if whole else half.forward for half, work in zip(parts.halves, works, strict=True)]
     if chunks > 1:
-        # A rank has at least so many halves.
+        # A rank has at least so many halves; those before it have one each in the first of their stages.
         most = -(-len(halves) // ranks)
-        return first + max(mean, most * min(halves[1:]), last + chunks * min(halves[1:]))
-    fill = 1 / microbatches if flushed else 0.0
-    return first + max(mean, _packed([*halves[:-1], halves[-1]], last, ranks=ranks, fill=fill))
+        filled = facts.synchronous * (ranks - 1) / 2 * min(waits)
+        return first + max(mean + filled, most * min(halves[1:]), last + chunks * min(halves[1:]))
+    fill = facts.synchronous * min(map(truediv, waits, works)) / microbatches
+    return first + max(mean, _packed(halves, last, ranks=ranks, fill=fill))
 
 
 def _packed(items: list[float], last: float, *, ranks: int, fill: float) -> float:

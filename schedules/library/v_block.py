@@ -144,7 +144,7 @@ def v_block(*, ranks: int, forward: int, backward: int, weight: int, message: in
         message: Time that is left for each message between ranks.
     """
     period = 2 * (forward + backward + weight)
-    orders, steps = _orders_and_steps(forward=forward, backward=backward, weight=weight, message=message)
+    orders, ways = _orders_and_ways(forward=forward, backward=backward, weight=weight, message=message)
     fronts = [
         [
             _Path(
@@ -159,7 +159,7 @@ def v_block(*, ranks: int, forward: int, backward: int, weight: int, message: in
         for i, order in enumerate(orders)
     ]
     for _ in range(1, ranks):
-        fronts = _one_rank_further(fronts, orders, steps, slack=period // 2)
+        fronts = _one_rank_further(fronts, orders, ways, slack=period // 2)
     # Of two that are alike the one whose first rank, which has the model's ends, holds less.
     tip = min(
         (first_rank + path.worst, first_rank, path)
@@ -170,19 +170,30 @@ def v_block(*, ranks: int, forward: int, backward: int, weight: int, message: in
     return _block(tip, orders, forward=forward, backward=backward, weight=weight)
 
 
+class _Way(NamedTuple):
+    """A step from a rank's order to one of the next rank, by their numbers."""
+
+    here: int
+    there: int
+    longer: int
+    """What it adds to the total of a path."""
+    step: _Step
+
+
 @lru_cache(maxsize=64)
-def _orders_and_steps(
+def _orders_and_ways(
     *, forward: int, backward: int, weight: int, message: int
-) -> tuple[list[_Order], dict[tuple[int, int], list[_Step]]]:
-    """The orders, and the ways from each to each, by their numbers."""
+) -> tuple[list[_Order], list[_Way]]:
+    """The orders, and the ways from each to each."""
     period = 2 * (forward + backward + weight)
     orders = _orders(forward=forward, backward=backward, weight=weight)
-    steps = {
-        (i, j): _steps(here, there, period=period, forward=forward + message, backward=backward + message)
+    ways = [
+        _Way(i, j, step.inside + step.outside, step)
         for i, here in enumerate(orders)
         for j, there in enumerate(orders)
-    }
-    return orders, steps
+        for step in _steps(here, there, period=period, forward=forward + message, backward=backward + message)
+    ]
+    return orders, ways
 
 
 def _orders(*, forward: int, backward: int, weight: int) -> list[_Order]:
@@ -232,18 +243,20 @@ def _steps(here: _Order, there: _Order, *, period: int, forward: int, backward: 
 
 
 def _one_rank_further(
-    fronts: list[list[_Path]], orders: list[_Order], steps: dict[tuple[int, int], list[_Step]], *, slack: int
+    fronts: list[list[_Path]], orders: list[_Order], ways: list[_Way], *, slack: int
 ) -> list[list[_Path]]:
-    ways = [(path, j, step) for (i, j), choices in steps.items() for step in choices for path in fronts[i]]
+    totals = [min((path.total for path in front), default=math.inf) for front in fronts]
     # What lies further behind the best than the cost of any change of order does not catch up.
-    least = min(path.total + step.inside + step.outside for path, _, step in ways)
+    most = slack + min(totals[here] + longer for here, _, longer, _ in ways)
     found: list[list[_Path]] = [[] for _ in orders]
-    for path, j, step in ways:
-        total = path.total + step.inside + step.outside
-        if total <= least + slack:
-            balance = path.balance + step.inside - step.outside
-            worst = max(path.worst, balance + orders[j].weight_wait)
-            found[j].append(_Path(total, balance, worst, j, step, path))
+    for here, there, longer, step in ways:
+        if totals[here] + longer > most:
+            continue
+        for path in fronts[here]:
+            if path.total + longer <= most:
+                balance = path.balance + step.inside - step.outside
+                worst = max(path.worst, balance + orders[there].weight_wait)
+                found[there].append(_Path(path.total + longer, balance, worst, there, step, path))
     return [_undominated(paths) for paths in found]
 
 
