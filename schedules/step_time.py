@@ -189,7 +189,7 @@ def step_graph(
         program: Its first and its last steps may differ from those between.
         reduced: For each stage, or for all, whether its update waits for a reduction.
         norm: Whether updates wait for a gradient norm, where stages update together.
-        is_flushed: Whether every step ends before the next begins: then all are like the last, behind another.
+        is_flushed: Whether every step ends before the next begins: all are like the last, behind another.
 
     Raises:
         NotPeriodicError: The middle of the program does not repeat.

@@ -3,6 +3,7 @@ long a step takes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -15,10 +16,10 @@ from asyncpp_cli.planner.steady_state import SteadyState
 from schedules import Op
 from schedules.analyze import staleness
 from schedules.costs import Costs
-from schedules.deadlock import sends_in_flight
+from schedules.deadlock import UNACKNOWLEDGED, sends_in_flight
 from schedules.dependencies import POSTED_AHEAD, most_messages
 from schedules.head_shards import EMBEDDED_AHEAD
-from schedules.messages import Kind, RankLinks, channel_ends, channels_between_ranks, is_local, links_of_ranks
+from schedules.messages import Kind, RankLinks, channel_ends, links_of_ranks
 from schedules.simulate import fill_steps, seconds_between, simulate
 from schedules.step_time import NotPeriodicError, step_graph, step_graph_of
 from stages.config.run_config import RunConfig
@@ -198,17 +199,24 @@ class LayoutProgram(OfRanks):
     def messages_at_most(self, sizes: Sequence[int]) -> list[int]:
         """An upper bound of `messages`, which takes less time: on each channel what a rank has posted, or has
         sent and not got acknowledged; and between stages of one rank the micro-batches in flight."""
-        ranks, bytes_of = self.rank_of_stage, dict(zip(Kind, sizes, strict=True))
-        shards, tied = self.program.head_shards, self.program.tied_shards
-        held = [0] * self.program.num_ranks
-        for sender, receiver, kind in channels_between_ranks(ranks, head_shards=shards, tied_shards=tied):
-            held[sender] += bytes_of[kind] * (self._in_flight + 1)
+        program, ranks, bytes_of = self.program, self.rank_of_stage, dict(zip(Kind, sizes, strict=True))
+        in_flight = [max(map(sum, counts), default=0) for counts in self.course.in_flight]
+        held, waiting = [0] * program.num_ranks, Counter[tuple[int, int, Kind]]()
+        for (_, op), ends in channel_ends(program).items():
+            for source, destination, kind in ends.sends if op is not Op.BACKWARD_INPUT else ():
+                sender, receiver = ranks[source], ranks[destination]
+                if sender == receiver:
+                    held[sender] += bytes_of[kind] * (in_flight[source] + EMBEDDED_AHEAD + 1)
+                elif kind in (Kind.EMBEDDED, Kind.OF_EMBEDDED):
+                    waiting[sender, receiver, kind] += program.steps * program.microbatches
+                else:
+                    # The answers to what is in flight acknowledge what was sent before it.
+                    holder = destination if kind is Kind.SUMS else min(source, destination)
+                    waiting[sender, receiver, kind] += in_flight[holder]
+        for (sender, receiver, kind), most in waiting.items():
+            most = most if most <= UNACKNOWLEDGED else min(most, self._in_flight)
+            held[sender] += bytes_of[kind] * (most + 1)
             held[receiver] += bytes_of[kind] * (POSTED_AHEAD + 1)
-        for key, ends in channel_ends(self.program).items():
-            for channel in ends.sends:
-                if is_local(channel, self.program) and key[1] is not Op.BACKWARD_INPUT:
-                    most = max(map(sum, self.course.in_flight[channel.source]), default=0)
-                    held[ranks[channel.source]] += bytes_of[channel.kind] * (most + EMBEDDED_AHEAD + 1)
         return held
 
     def step(self, times: StageTimes, *, pace: float) -> StepTime:

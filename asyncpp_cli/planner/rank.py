@@ -152,8 +152,8 @@ def least_delay(config: RunConfig) -> int:
 def least_seconds(config: RunConfig, shared: Shared) -> float:
     """A lower bound of the seconds of a step under any cut: what the fullest rank does.
 
-    It performs all micro-batches of its blocks. In a step that is flushed it waits for a forward of the stages
-    before it, and with whole backwards these end as much later than its own.
+    It performs all micro-batches of its blocks. In a step that is flushed it waits for a forward of the
+    stages before it, and with whole backwards these end as much later than its own.
     """
     facts, ranks = schedule_facts(config), config.parallel.stages
     chunks = facts.stages // ranks
