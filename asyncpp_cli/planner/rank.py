@@ -175,16 +175,16 @@ def _least(config: RunConfig, shared: Shared, *, chunks: int, splits: bool) -> f
     key = ("halves", config.train.microbatch_size, config.train.recompute, ranks * config.parallel.data)
     works = shared.once(key, lambda: [_work(half) + recomputing(config, half) for half in parts.halves])
     halves = [microbatches * work for work in works]
+    counts = shared.once(("values",), lambda: [half.parameter_count for half in spec.halves])
     first = 0.0
     if config.parallel.data > 1 and not facts.updates_together and chunks == 1:
         # A stage waits for its own updates; a rank of several stages does the others' work meanwhile.
         updates = microbatches / update_interval(config)
-        of_halves = [shared.costs.reduction(config, half.parameter_count) for half in spec.halves]
-        halves = [work + updates * each for work, each in zip(halves, of_halves, strict=True)]
+        reductions = {count: shared.costs.reduction(config, count) for count in set(counts)}
+        halves = [work + updates * reductions[count] for work, count in zip(halves, counts, strict=True)]
     elif config.parallel.data > 1 and facts.synchronous:
-        smallest = min(half.parameter_count for half in spec.halves)
-        smallest += 0 if tied or splits else spec.embedding.parameter_count
-        first = shared.costs.reduction(config, smallest)
+        beside = 0 if tied or splits else spec.embedding.parameter_count
+        first = shared.costs.reduction(config, min(counts) + beside)
     halves[0] += microbatches * embedding
     last = 0.0 if sharded else microbatches * head
     mean = (sum(halves) + microbatches * head) / ranks
