@@ -189,7 +189,8 @@ def step_graph(
         program: Its first and its last steps may differ from those between.
         reduced: For each stage, or for all, whether its update waits for a reduction.
         norm: Whether updates wait for a gradient norm, where stages update together.
-        is_flushed: Whether every step ends before the next begins: all are like the last, behind another.
+        is_flushed: Whether every step ends before the next begins, as with a norm: all are like the last one,
+            if there is another before it.
 
     Raises:
         NotPeriodicError: The middle of the program does not repeat.

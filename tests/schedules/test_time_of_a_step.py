@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.schedule_cases import TIMES, arguments, costs_of
 
-from schedules import Program, build
+from schedules import Program, build, find
 from schedules.actions import NO_MICROBATCH, Action, Op
 from schedules.costs import Costs, uniform_costs
 from schedules.simulate import simulate
@@ -48,6 +48,8 @@ def check_against_the_simulator(asked, data) -> None:
     costs = data.draw(any_costs(program_of(1)))
     reduced = [time > 0 for time in costs.reduction]
     graph, program = step_graph_of(program_of, reduced=reduced, norm=costs.norm is not None)
+    if find(asked["name"]).synchronous and graph.norm:
+        assert step_graph(program_of(2), reduced=reduced, is_flushed=True) == graph
     found = graph.step_time(costs)
     steps = 4 * program.steps
     while not settled(program_of(steps), costs, found.seconds):

@@ -6,7 +6,7 @@ import csv
 import json
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -427,16 +427,28 @@ def test_a_plan_leaves_room_for_cudas_context() -> None:
 @pytest.mark.parametrize("microbatches", [4, 12])
 @pytest.mark.parametrize("name", CONSIDERED)
 def test_a_rank_holds_no_more_messages_than_their_bound(name: str, microbatches: int) -> None:
-    chunks = 2 if name == "interleaved-1f1b" else 1
-    for stages in (2, 4):
-        for shard_head in (False, find(name).can_shard_head):
-            options = {"microbatches": microbatches, "chunks": chunks, "shard_head": shard_head}
-            try:
-                memory = RankMemory(layout_of("135m", name, stages=stages, **options), Found())
-            except ScheduleError:
-                continue
-            counted, most = memory.messages, memory.messages_at_most
-            assert all(held <= bound for held, bound in zip(counted, most, strict=True))
+    known = find(name).options
+    heads = [(False, "false"), (False, "true"), (True, "false"), (True, "true")]
+    for stages, (shard_head, tied), split, ahead in product((2, 4, 8), heads, (False, True), (1, 2)):
+        if (split and "split" not in known) or (ahead > 1 and "ahead" not in known):
+            continue
+        options = {
+            "shard_head": shard_head,
+            "split": split,
+            "ahead": ahead,
+            "chunks": 1 + ("chunks" in known),
+        }
+        if shard_head and not find(name).can_shard_head:
+            continue
+        config = layout_of(
+            "135m", name, f"model.tied={tied}", stages=stages, microbatches=microbatches, **options
+        )
+        try:
+            memory = RankMemory(config, Found())
+        except ScheduleError:
+            continue
+        counted, most = memory.messages, memory.messages_at_most
+        assert all(held <= bound for held, bound in zip(counted, most, strict=True))
 
 
 def test_a_limit_between_the_memory_without_and_with_messages_counts_them() -> None:
@@ -467,6 +479,24 @@ def test_a_bound_knows_the_halves_of_blocks() -> None:
     assert mlp > 1.1 * attention
     assert 64 * (attention + 2 * mlp) * 0.995 < least_seconds(config, shared)
     assert least_seconds(config, shared) < own_estimate(config, shared).step.seconds
+
+
+@pytest.mark.parametrize("changes", [[], ["model.tied=true"], ["model.vocab_size=200000"]])
+@pytest.mark.parametrize("name", [name for name in CONSIDERED if find(name).synchronous])
+def test_a_bound_of_a_flushed_step_knows_that_the_pipeline_fills(name: str, changes: list[str]) -> None:
+    shared, chunks = (
+        Shared(COSTS.over(gpus_per_node=1, network_gbs=2.0)),
+        2 if "chunks" in find(name).options else 1,
+    )
+    for shard_head in (False, find(name).can_shard_head):
+        of_microbatch = []
+        for microbatches in (8, 32):
+            numbers = {"stages": 8, "data": 2, "microbatches": microbatches}
+            config = layout_of("360m", name, *changes, chunks=chunks, shard_head=shard_head, **numbers)
+            bound, found = least_seconds(config, shared), own_estimate(config, shared).step.seconds
+            assert bound <= (1 + 1e-9) * found
+            of_microbatch.append(bound / microbatches)
+        assert of_microbatch[0] > 1.02 * of_microbatch[1]
 
 
 ON_CPU = "scheduler: slurm\n"
