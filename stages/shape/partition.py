@@ -456,25 +456,32 @@ class RankWork:
         if key not in self._costs:
             costs = self._costs[key] = [inf] * (items + 1)
             for start in range(0, self._together, step):
-                for sizes in self._growing(like, start, odd, most=items):
+                for sizes, cost in self._growing(like, start, odd, most=items):
                     self._shares[like, sum(sizes), odd] = sizes
-                    costs[sum(sizes)] = sum(self._stage_cost(like, *each, odd) for each in enumerate(sizes))
+                    costs[sum(sizes)] = cost
         return self._costs[key]
 
     def _stage_cost(self, rank: int, place: int, size: int, odd: bool) -> float:
         """Cost of so many items in a rank's stage number `place`."""
         return self.stage_cost(self.held[rank][place], size, odd and place == 0)
 
-    def _growing(self, rank: int, total: int, odd: bool, *, most: int) -> Iterator[tuple[int, ...]]:
-        """The items of a rank's stages: from the least that they may have, where one stage after another
-        takes more, the one that is then fastest, up to `most` items."""
+    def _growing(
+        self, rank: int, total: int, odd: bool, *, most: int
+    ) -> Iterator[tuple[tuple[int, ...], float]]:
+        """The items of a rank's stages, and their cost: from the least that they may have, where one stage
+        after another takes more, the one that is then fastest, up to `most` items."""
         sizes, more = list(self._smallest(rank, total)), self._together
+        costs = [self._stage_cost(rank, place, size, odd) for place, size in enumerate(sizes)]
+        grown, places = costs.copy(), range(len(sizes))
         while sum(sizes) <= most:
-            yield tuple(sizes)
+            yield tuple(sizes), sum(costs)
             if sum(sizes) + more > most:
                 return
-            grown = [self._stage_cost(rank, place, size + more, odd) for place, size in enumerate(sizes)]
-            sizes[grown.index(min(grown))] += more
+            for place in places:
+                grown[place] = self._stage_cost(rank, place, sizes[place] + more, odd)
+            fastest = grown.index(min(grown))
+            sizes[fastest], costs[fastest] = sizes[fastest] + more, grown[fastest]
+            places = range(fastest, fastest + 1)
 
     def _smallest(self, rank: int, total: int) -> tuple[int, ...]:
         first, *others = (0 if stage == self._empty else self._together for stage in self.held[rank])
