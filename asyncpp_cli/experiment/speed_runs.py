@@ -18,7 +18,7 @@ from stages.config.run_config import RunConfig
 from stages.config.segments import is_sharded
 from stages.resolve.facts import facts
 
-_ADDING = (Op.BACKWARD, Op.BACKWARD_WEIGHT, Op.HEAD_WEIGHT)
+_ADDING = (Op.BACKWARD, Op.BACKWARD_WEIGHT, Op.HEAD_WEIGHT, Op.EMBED_WEIGHT)
 """Ops that add to the gradient of a stage's weights."""
 
 _MOST_NAMED = 4
@@ -127,13 +127,23 @@ def _other_numbers(giver: RunConfig, config: RunConfig) -> str | None:
     return None
 
 
-def _orders(config: RunConfig) -> set[tuple[int, ...]]:
-    """The orders in which stages add the gradients of a step's micro-batches."""
+def _orders(config: RunConfig) -> set[tuple[tuple[int, bool], ...]]:
+    """The orders in which stages add the gradients of a step's micro-batches.
+
+    A tied matrix gathers those of its two uses: in shards as they come, else those of the head at once, at
+    its stage's update.
+    """
     program = facts(config).program(first_step=0, steps=1)
-    return {
-        tuple(action.microbatch for action in actions if action.op in _ADDING)
+    orders = {
+        tuple((each.microbatch, each.op is Op.EMBED_WEIGHT) for each in actions if each.op in _ADDING)
         for actions in program.actions_by_stage()
     }
+    if config.model.tied and not program.tied_shards:
+        # An embedding has no weight half.
+        events = {(0, Op.BACKWARD), (0, Op.BACKWARD_INPUT), (program.loss_stage, Op.UPDATE)}
+        of_rank = program.actions[program.rank_of_stage[0]]
+        orders.add(tuple((each.microbatch, each.op is Op.UPDATE) for each in of_rank if each[:2] in events))
+    return orders
 
 
 def _cut(config: RunConfig) -> object:
