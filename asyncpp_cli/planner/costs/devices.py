@@ -183,6 +183,8 @@ _OWN_KEYS = {
     "latency_us": "of a message",
 }
 """What describes a GPU that is not in `DEVICES`, whose first three must be given, or changes one that is."""
+_TO_NODES = frozenset({"network_gbs", "node_gbs", "gpus_per_node"})
+"""Those that `description` writes behind a device's name."""
 OWN = "a GPU of your own as tflops=165,memory_gb=24,memory_gbs=1008,link_gbs=32, or a YAML file of these keys"
 _LARGEST = 1e6
 
@@ -207,15 +209,20 @@ def find_device(name: str, *, key: str) -> Device:
     elif first not in DEVICES and "=" not in first:
         raise UserError(f"{key}: {unknown(first, DEVICES)}; or {OWN}")
     further = [entry.partition("=") for entry in entries[is_file or first in DEVICES :]]
-    described |= {entry.strip(): number.strip() for entry, _, number in further}
+    changes = {entry.strip(): number.strip() for entry, _, number in further}
+    described |= changes
     for entry in described:
         if entry not in _OWN_KEYS:
             raise UserError(f"{key}: {unknown(str(entry), _OWN_KEYS)}")
+    if is_file or first in DEVICES:
+        # With other links it is the same GPU, which `description` gives them.
+        kept = [f"{entry}={number}" for entry, number in changes.items() if entry not in _TO_NODES]
+        name = ",".join((first, *kept))
     if first in DEVICES:
-        return _changed(DEVICES[first], described, key=key)
+        return _changed(replace(DEVICES[first], name=name), described, key=key)
     if missing := [entry for entry in list(_OWN_KEYS)[:3] if entry not in described]:
         raise UserError(f"{key}: {missing[0]} is missing ({_OWN_KEYS[missing[0]]}); accepted: {OWN}")
-    own = Device(name=first if is_file else name, tflops={}, memory_gb=0, bandwidth_gbs=0)
+    own = Device(name=name, tflops={}, memory_gb=0, bandwidth_gbs=0)
     return _changed(own, described, key=key)
 
 
@@ -250,8 +257,9 @@ def _changed(device: Device, described: Mapping[str, Any], *, key: str) -> Devic
 def description(device: Device) -> str:
     """Words by which `find_device` finds a device whose links differ from those of its name."""
     named = find_device(device.name, key="")
-    is_file = device.name.endswith((".yaml", ".yml"))
-    words = [str(Path(device.name).expanduser().resolve()) if is_file else device.name]
+    first, *words = device.name.split(",")
+    is_file = first.endswith((".yaml", ".yml"))
+    words.insert(0, str(Path(first).expanduser().resolve()) if is_file else first)
     if device.gpus_per_node != named.gpus_per_node:
         words.append(f"gpus_per_node={device.gpus_per_node}")
         named = named.in_nodes(device.gpus_per_node)

@@ -36,7 +36,7 @@ def test_a_known_device_has_other_links_and_is_found_by_its_description(tmp_path
     assert (of_eight.node_gbs, known.in_nodes(2).network_gbs) == (1.25, known.network_gbs)
     file = tmp_path / "mine.yaml"
     file.write_text(OWN.replace("=", ": ").replace(",", "\n"))
-    for name in ("rtx4090", OWN, str(file)):
+    for name in ("rtx4090", OWN, str(file), "rtx4090,memory_gb=48,tflops=100", f"{file},memory_gb=48"):
         device = find_device(name, key="--device")
         links = {"network_gbs": 1.25 / 4, "gpus_per_node": 4, "shares_adapter": True}
         for linked in (
@@ -46,6 +46,13 @@ def test_a_known_device_has_other_links_and_is_found_by_its_description(tmp_path
             replace(device, **links),
         ):
             assert replace(find_device(description(linked), key="site.gpu"), name=device.name) == linked
+
+
+def test_a_known_device_with_other_numbers_is_named_with_them(tmp_path: Path) -> None:
+    """Its template would have those of the data sheet else, and its plan's title name that."""
+    changed = find_device("rtx4090, memory_gb=48,node_gbs=1.25", key="--device")
+    assert (changed.name, changed.memory_gb) == ("rtx4090,memory_gb=48", 48)
+    assert find_device(description(changed), key="site.gpu").memory_gb == 48
 
 
 @pytest.mark.parametrize(
