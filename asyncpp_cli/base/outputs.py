@@ -56,18 +56,27 @@ def drawing(file: Path) -> Iterator[Path]:
     """Yields a temporary file to draw a picture into, which is written to `file` at the end.
 
     Raises:
-        UserError: the picture is refused, or needs the extra `plot`.
+        UserError: as `refusing_pictures`.
     """
     with tempfile.TemporaryDirectory() as folder:
-        try:
+        with refusing_pictures():
             yield Path(folder, file.name)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        except ModuleNotFoundError as error:
-            raise UserError(
-                f"a picture needs {error.name}: pip install '.[plot]' in asyncpp's clone"
-            ) from error
         write_output(file, Path(folder, file.name).read_bytes())
+
+
+@contextmanager
+def refusing_pictures() -> Iterator[None]:
+    """Within it a picture may be refused.
+
+    Raises:
+        UserError: it is, or needs the extra `plot`.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    except ModuleNotFoundError as error:
+        raise UserError(f"a picture needs {error.name}: pip install '.[plot]' in asyncpp's clone") from error
 
 
 def is_stream(path: Path) -> bool:

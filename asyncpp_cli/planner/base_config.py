@@ -18,13 +18,14 @@ from asyncpp_cli.experiment.shipped import (
     read_model,
     template_names,
 )
-from asyncpp_cli.experiment.template import load, parse_setting
+from asyncpp_cli.experiment.template import canonical, load, parse_setting
 from asyncpp_cli.runs.settings import SettingError, with_settings
 from stages.config.limits import check_limits
 from stages.config.run_config import RunConfig, tokens_per_step
 from stages.resolve.checks import ConfigError
 from stages.resolve.model import check_model
 from stages.resolve.optimizer import check_optimizer
+from stages.shape.families import describe
 
 CONTEXT = 2048
 """Tokens in a sequence, unless the model's template or the user sets it."""
@@ -38,12 +39,18 @@ class Base:
 
     config: RunConfig
     tokens_per_step: int
-    token_budget: float
-    """Tokens of the whole run: the experiment template's, or 20 per parameter (arXiv 2203.15556)."""
+    has_steps: bool
+    """Whether the run's steps are given; otherwise it reads 20 tokens per parameter (arXiv 2203.15556)."""
     note: str = ""
     """Note for the reader on the choice of the model; may be empty."""
     is_model: bool = False
     """Whether a model alone is planned, not an experiment with its own machine."""
+
+    def tokens_of_run(self, tokens_per_step: int) -> float:
+        """Tokens of the whole run with so many per step."""
+        if self.has_steps:
+            return float(tokens_per_step * self.config.train.steps)
+        return 20.0 * describe(self.config.model).active_count
 
 
 def base_of(what: str, changes: Sequence[str], *, allow_code: Sequence[str] = ()) -> Base:
@@ -85,10 +92,7 @@ def _of_experiment(what: str, changes: Sequence[str], by_user: Confirmed) -> Bas
     note = ""
     if len(models) > 1:
         note = f"{what} has the models {', '.join(models)}; this is about {config.model.name}"
-    tokens = tokens_per_step(config)
-    return Base(
-        config=config, tokens_per_step=tokens, token_budget=float(tokens * config.train.steps), note=note
-    )
+    return Base(config=config, tokens_per_step=tokens_per_step(config), has_steps=True, note=note)
 
 
 def _is_model_file(what: str) -> bool:
@@ -99,8 +103,6 @@ def _is_model_file(what: str) -> bool:
 
 
 def _of_model(name: str, changes: Sequence[str], by_user: Confirmed) -> Base:
-    from stages.shape.families import describe
-
     config = RunConfig()
     defaults: dict[str, Any] = {
         "train.steps": 1,
@@ -128,6 +130,6 @@ def _of_model(name: str, changes: Sequence[str], by_user: Confirmed) -> Base:
     return Base(
         config=config,
         tokens_per_step=TOKENS_PER_STEP,
-        token_budget=20.0 * describe(config.model).active_count,
+        has_steps="train.steps" in map(canonical, changed),
         is_model=True,
     )

@@ -151,7 +151,8 @@ def _points(
         try:
             return listed(base, shared, names=of, limit_gb=limit_gb, with_sharded=with_sharded, **numbers)
         except UserError as error:
-            refusal = error
+            # Of tokens that were asked for, not of the larger batch.
+            refusal = error if tokens in tokens_per_step else refusal
             return Listing()
 
     found: dict[int, Listing] = {}
@@ -176,6 +177,14 @@ def _points(
     return points, refusal
 
 
+def check_picture(file: Path) -> None:
+    """Check that `draw` can draw, before the work whose result it draws; it raises the same."""
+    import matplotlib as mpl  # noqa: F401
+
+    if file.suffix not in (".svg", ".png", ".pdf"):
+        raise ValueError(f"{file.name}: a picture is a file of .svg, .png, .pdf")
+
+
 def draw(points: Sequence[Point], *, title: str, file: Path) -> None:
     """Draw the map: the ratio of the best asynchronous layout at delay 1 at each point, with that of the
     larger synchronous batch below.
@@ -189,8 +198,7 @@ def draw(points: Sequence[Point], *, title: str, file: Path) -> None:
         ValueError: the suffix is another one.
         ModuleNotFoundError: matplotlib is missing.
     """
-    if file.suffix not in (".svg", ".png", ".pdf"):
-        raise ValueError(f"{file.name}: a picture is a file of .svg, .png, .pdf")
+    check_picture(file)
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import TwoSlopeNorm

@@ -11,7 +11,7 @@ from asyncpp_cli.base.console import show_line, show_table
 from asyncpp_cli.base.tables import Fit
 from asyncpp_cli.planner.balance import Balance, MeasuredBalance
 from asyncpp_cli.planner.base_config import Base
-from asyncpp_cli.planner.certainty import likely_ratio
+from asyncpp_cli.planner.certainty import WITHIN, kind_of, likely_ratio
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.decision import Point
 from asyncpp_cli.planner.estimate import Estimate
@@ -19,7 +19,7 @@ from asyncpp_cli.planner.fsdp import Sharded
 from asyncpp_cli.planner.listing import KINDS, Layout, Listing, has_room
 from asyncpp_cli.planner.shared import CostModel
 from asyncpp_cli.runs.attempts.cost import amount
-from stages.config.run_config import RunConfig, chosen_correction
+from stages.config.run_config import RunConfig, chosen_correction, tokens_per_step
 
 LIKELY = "likely x sync"
 """Column of the interval of `x sync`."""
@@ -69,7 +69,7 @@ def among(sharded: Sequence[Sharded], pipelines: Iterable[Estimate], order: Orde
 def record(layout: Layout, order: Order) -> dict[str, Any]:
     """The numbers of a layout, for JSON."""
     config, threads = layout.config, order.threads
-    seconds = order.base.token_budget / layout.tokens_per_second
+    seconds = _training_seconds(layout, order)
     hours = seconds / 3600 * (config.parallel.stages * config.parallel.data)
     return {
         "schedule": config.schedule.name if layout.cut else layout.name,
@@ -97,6 +97,11 @@ def record(layout: Layout, order: Order) -> dict[str, Any]:
         "rank_of_stage": list(layout.rank_of_stage),
         "memory": list(layout.memory),
     }
+
+
+def _training_seconds(layout: Layout, order: Order) -> float:
+    """Seconds of the whole run."""
+    return order.base.tokens_of_run(tokens_per_step(layout.config)) / layout.tokens_per_second
 
 
 def show_layouts(found: Listing, shown: Sequence[Layout], order: Order, *, tokens: int) -> None:
@@ -137,7 +142,7 @@ def show_layouts(found: Listing, shown: Sequence[Layout], order: Order, *, token
 
 def _speeds(layout: Layout, synchronous: Layout | None, order: Order) -> list[str]:
     """The cells of a layout that tell its speed and cost."""
-    seconds = order.base.token_budget / layout.tokens_per_second
+    seconds = _training_seconds(layout, order)
     ratio = synchronous and synchronous.step.seconds / layout.step.seconds
     speed = layout.tokens_per_second
     of_gpu = order.costs if isinstance(order.costs, Roofline) else None
@@ -320,10 +325,13 @@ def show_map(points: Sequence[Point], order: Order) -> None:
         title=f"{map_title(order)}, at most {order.limit_gb:.1f} GB",
         fit=Fit(share=["tokens per step"], hide=["FSDP loses", "more delay", "GB", "2 x batch"]),
     )
+    context = order.base.config.data.context
+    of_fsdp = 100 * WITHIN[kind_of(pipeline=False, context=context, gpus=0)]
     show_line(
         "Layouts: schedule, stages x pipelines. r: time of the best synchronous step, FSDP among them, over "
         "that of delay 1, which pays where it needs fewer than r times the steps; published runs say "
-        "within 4 % where that is a pipeline, 15 % where it is FSDP (asyncpp plan has intervals). "
+        f"within {100 * WITHIN['schedules']:.0f} % where that is a pipeline, {of_fsdp:.0f} % where it is "
+        "FSDP (asyncpp plan has intervals). "
         "GB: of delay 1. 2 x batch: tokens per second of the best synchronous layout with twice the tokens "
         "per step, over those of this one. More delay is shown where it is faster than the others. "
         "FSDP loses: to its exchanges, of its step."

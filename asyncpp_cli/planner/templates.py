@@ -63,9 +63,8 @@ def template_text(
     """
     name = json.dumps(str(Path(what).resolve())) if Path(what).is_file() else what
     lines = {"base": name}
-    steps = base.config.train.steps
+    steps = round(base.tokens_of_run(tokens) / tokens)
     if base.is_model:
-        steps = round(base.token_budget / tokens)
         lines = {"model": name, "optimizer": base.config.optimizer.name}
         lines |= {"train.steps": f"{steps}  # 20 tokens per active parameter"}
         # An experiment's own defaults are those of small runs on a CPU.

@@ -167,9 +167,14 @@ WRONG = {
     "plan 360m optimizer --gpus 2": "write KEY=VALUE",
     "plan 360m --gpus 2 --profile nowhere.json": "nowhere.json: cannot be read",
     "plan 135m --gpus 1 --map": "--map --gpus 1: accepted: 2 or more",
-    "plan 135m --gpus 2 --out map.svg": "are accepted with --map",
+    "plan 135m --gpus 2 --out map.svg": "--out is accepted with --map",
+    "plan 135m --gpus 2 --tokens-per-step 4096 --tokens-per-step 8192": "are accepted with --map",
     "plan 135m --gpus 2 --map --tokens-per-step 1000": "no layout of 2 GPUs",
     "plan nano --gpus 2 --json --as-template chosen.yaml": "--as-template: leave out --json",
+    "plan nano --gpus 2 --json --row 99": "--row: leave out --json, which does not use it",
+    "plan nano --gpus 2 --map --rows 3": "--rows: leave out --map",
+    "plan nano --balance --gpus 2": "--gpus: leave out --balance",
+    "plan nano --gpus 2 --repeats 3": "--repeats is accepted with --measure",
 }
 """Command lines that are wrong, and what is said of them; E is an experiment of completed runs."""
 

@@ -132,6 +132,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print all layouts as a JSO
 
 
 def plan(
+    context: typer.Context,
     what: What,
     changes: Changes = None,
     allow_code: AllowCode = None,
@@ -167,8 +168,9 @@ def plan(
     import schedules
     from stages.config.keys import unknown
 
-    if as_template is not None and (as_json or as_map):
-        raise UserError(f"--as-template: leave out {'--json' if as_json else '--map'}")
+    _check_used(context)
+    if len(tokens_per_step or ()) > 1 and not as_map:
+        raise UserError("several --tokens-per-step are accepted with --map")
     for name in schedule or ():
         if name not in schedules.NAMES:
             raise UserError(f"--schedule: {unknown(name, schedules.NAMES)}")
@@ -183,8 +185,6 @@ def plan(
     if as_map:
         _map(order, tokens_per_step, names=names, as_json=as_json, out=out)
         return
-    if out is not None or len(tokens_per_step or ()) > 1:
-        raise UserError("--out, and several --tokens-per-step, are accepted with --map")
     tokens = tokens_per_step[0] if tokens_per_step else base.tokens_per_step
     if as_json:
         _all_as_json(order, tokens, names=names)
@@ -192,6 +192,20 @@ def plan(
     _list(
         order, tokens, names=names, rows=rows, row=row, template=_Template(as_template, what, changes or [])
     )
+
+
+def _check_used(context: typer.Context) -> None:
+    """Refuse options that what is asked for does not use: they would change nothing, unnoticed."""
+    options = {parameter.name: parameter.opts[0] for parameter in context.command.params if parameter.name}
+    given = {name for name in options if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
+    of_rows = given & {"rows", "row", "as_template"}
+    of_model = {"what", "changes", "allow_code", "as_balance", "as_json"}
+    for mode, unused in {"as_balance": given - of_model, "as_map": of_rows, "as_json": of_rows}.items():
+        if mode in given and unused:
+            raise UserError(f"{options[min(unused)]}: leave out {options[mode]}, which does not use it")
+    for name, mode in {"out": "as_map", "microbatch_sizes": "measure_to", "repeats": "measure_to"}.items():
+        if name in given and mode not in given:
+            raise UserError(f"{options[name]} is accepted with {options[mode]}")
 
 
 def _print_json(content: object) -> None:
@@ -333,7 +347,7 @@ def _map(
 ) -> None:
     """Print the map, as a table or as JSON, and draw it into `out`."""
     from asyncpp_cli.base.console import say
-    from asyncpp_cli.base.outputs import drawing
+    from asyncpp_cli.base.outputs import drawing, refusing_pictures
     from asyncpp_cli.planner import decision, tables
     from asyncpp_cli.planner.layouts import CONSIDERED
     from asyncpp_cli.sites.resources import cores_here
@@ -342,6 +356,9 @@ def _map(
         raise UserError(f"--map --gpus {order.gpus}: accepted: 2 or more")
     if not order.times_known:
         raise UserError("--map needs times: name a GPU (--device, --site) or a --profile")
+    if out is not None:
+        with refusing_pictures():
+            decision.check_picture(out)
     asked = tokens or [int(factor * order.base.tokens_per_step) for factor in decision.TOKENS]
     points = decision.decision_map(
         order.base.config,
@@ -422,7 +439,8 @@ def _list(
         )
     chosen = shown[number - 1]
     if template.file is not None and chosen.exceeds(order.limit_gb):
-        raise UserError(f"--as-template: no layout of these fits {order.limit_gb:.1f} GB")
+        which = "no layout of these fits" if row is None else f"row {row} does not fit"
+        raise UserError(f"--as-template: {which} {order.limit_gb:.1f} GB")
     if base.note:
         say(base.note)
     if base.config.data.document_mask:

@@ -49,6 +49,44 @@ def test_what_does_not_fit_is_not_offered_as_settings() -> None:
     assert "--as-template: no layout of these fits" in refusal(*words, "--as-template", "x.yaml")
 
 
+def test_a_row_that_does_not_fit_is_told_from_a_plan_in_which_none_does(tmp_path: Path) -> None:
+    words = (*SMALL, *FEW, "--gpus", "2", "--rows", "500", "--memory", "1.05")
+    fits = [line.split() for line in succeeded(*words).output.splitlines() if " x " in line]
+    number = 1 + next(row for row, cells in enumerate(fits) if "no" in cells)
+    assert number > 1
+    said = refusal(*words, "--row", str(number), "--as-template", tmp_path / "x.yaml")
+    assert f"--as-template: row {number} does not fit" in said
+
+
+@pytest.mark.parametrize(
+    ("what", "changes", "steps"),
+    [("quickstart", [], 300), ("nano", ["data.context=128", "train.steps=70"], 70)],
+)
+def test_a_run_takes_the_steps_that_are_given_whatever_tokens_they_read(
+    what: str, changes: list[str], steps: int, tmp_path: Path
+) -> None:
+    """As its template does."""
+    file = tmp_path / "decides.yaml"
+    words = ("plan", what, *changes, *FEW, "--gpus", "2", "--device", "l4", "--tokens-per-step", "16384")
+    for row in json.loads(succeeded(*words, "--json").output):
+        assert row["gpu_hours"] == pytest.approx(2 * steps * row["step_time"] / 3600)
+    succeeded(*words, "--as-template", file)
+    assert steps in {cell.config.train.steps for cell in expand(load(str(file), []))}
+
+
+def test_a_map_of_tokens_that_do_not_divide_names_them_and_refuses_a_picture_first() -> None:
+    words = ("plan", "quickstart", "--gpus", "2", "--device", "l4", "--map", "--tokens-per-step", "1000")
+    assert "--tokens-per-step 1000: no layout" in refusal(*words)
+    assert "a picture is a file of .svg" in refusal(*words, "--out", "map.txt")
+
+
+@pytest.mark.slow
+def test_a_map_says_how_sure_a_ratio_to_fsdp_is() -> None:
+    for context, said in ((128, "4 % where that is a pipeline, 13 %"), (8192, "a pipeline, 15 %")):
+        words = ("nano", f"data.context={context}", "--gpus", "2", "--tokens-per-step", "65536", *FEW)
+        assert said in " ".join(succeeded("plan", *words, "--map").output.split())
+
+
 def test_the_template_of_a_plan_decides_whether_its_delay_pays(tmp_path: Path) -> None:
     file = tmp_path / "decides.yaml"
     said = succeeded(*SMALL, *FEW, "--gpus", "4", "--as-template", file).errors
