@@ -199,11 +199,16 @@ def _loaded(file: Path, heirs: tuple[Path, ...], text: str | None = None) -> Tem
     own = _read(content, file=file)
     changed = {key: value for key, value in _content(own).items() if key in content and key in OWN_KEYS}
     named = {"name": own.name, "description": own.description}
+    # Its own exceptions come behind the settings that they are exceptions to.
+    overrides = changed.pop("overrides", [])
+    if "overrides" in content:
+        below["overrides"] = []
     merged: Any = OmegaConf.to_container(OmegaConf.merge(below, changed, named))
     if "speed_steps" in content and own.speed_steps is None:
         merged.pop("speed_steps", None)
     for key, value in own.base.items():
         _set_everywhere(merged, key, value)
+    merged["overrides"] += overrides
     return _read(merged, file=file)
 
 

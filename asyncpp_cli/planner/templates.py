@@ -62,7 +62,8 @@ def template_text(
         device: GPU with its links, for the times of `sweep`; None: not known.
     """
     name = json.dumps(str(Path(what).resolve())) if Path(what).is_file() else what
-    lines = {"base": name}
+    # What is measured are whole steps to a loss, of one synchronous layout.
+    lines = {"base": name, "speed_steps": "null"}
     steps = round(base.tokens_of_run(tokens) / tokens)
     if base.is_model:
         lines = {"model": name, "optimizer": base.config.optimizer.name}

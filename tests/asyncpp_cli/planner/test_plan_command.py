@@ -107,6 +107,32 @@ def test_the_template_of_a_plan_decides_whether_its_delay_pays(tmp_path: Path) -
     assert said.rstrip().endswith(f"asyncpp report E --for {file} --gpus 4")
 
 
+def test_the_template_of_a_planned_experiment_trains_both_layouts_as_planned(tmp_path: Path) -> None:
+    """Settings of the delayed one must not replace those of the other."""
+    file, words = tmp_path / "decides.yaml", ("plan", "quickstart", "--gpus", "4", "--device", "l4")
+    schedules = ("--schedule", "1f1b", "--schedule", "paci-v")
+    succeeded(*words, *schedules, "--as-template", file)
+    rows = json.loads(succeeded(*words, *schedules, "--json").output)
+    best = {row["schedule"]: row for row in reversed(rows)}
+    trained = {
+        config.schedule.name: config for config in (cell.config for cell in expand(load(str(file), [])))
+    }
+    assert trained.keys() == {"1f1b", "paci-v"}
+    layout = trained["1f1b"]
+    assert (layout.parallel.stages, layout.schedule.microbatches, layout.train.clip) == (
+        best["1f1b"]["stages"],
+        best["1f1b"]["microbatches"],
+        "global",
+    )
+
+
+def test_the_template_of_a_planned_experiment_has_no_runs_for_speed_alone(tmp_path: Path) -> None:
+    """It trains one synchronous layout, whose loss no other gives."""
+    file = tmp_path / "decides.yaml"
+    succeeded("plan", "verdict", *FEW, "--gpus", "2", "--device", "l4", "--as-template", file)
+    assert {cell.config.train.steps for cell in expand(load(str(file), []))} == {900, 1200, 1500}
+
+
 def test_the_report_of_a_plan_without_a_gpu_is_asked_for_the_one_that_ordered_it(tmp_path: Path) -> None:
     file = tmp_path / "decides.yaml"
     said = succeeded("plan", "quickstart", "--gpus", "4", *FEW, "--as-template", file).errors
