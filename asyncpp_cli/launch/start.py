@@ -20,7 +20,7 @@ from asyncpp_cli.runs.attempts.repair import damage, repair_run, restoring
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment, config_problem
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import UNKNOWN, Cause, State, is_done
+from asyncpp_cli.runs.status import UNKNOWN, Cause, State, is_done, state_after
 from asyncpp_cli.sites.profile import LOCAL, Site, find_site, site_files
 from asyncpp_cli.sites.resources import this_machine
 from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
@@ -136,9 +136,10 @@ def launch_locally(
     cancelled = Cancellations(experiment)
     machine = this_machine()
     runs = [run for run in experiment.runs_to_launch if only is None or run.id in only]
-    # Configurations of runs that are done are not read: there may be a thousand.
     statuses = {run: current_status(run) for run in runs}
-    missing = [run for run in runs if not is_done(statuses[run], until=pauses.get(run.id))]
+    problems = {cell.id: config_problem(experiment, cell) for cell in experiment.cells}
+    lost = {run_id for run_id, each in problems.items() if each and state_after(each) is State.DAMAGED}
+    missing = [run for run in runs if run.id in lost or not is_done(statuses[run], until=pauses.get(run.id))]
     damaged = [run for run in missing if statuses[run].state in UNKNOWN]
     whole = [run for run in missing if run not in damaged]
     tasks, refused = tasks_of(whole, replay=options.replay, machine=machine, pauses=pauses)

@@ -155,7 +155,7 @@ DAMAGES = OF_STATUS | {said: (harm, f"/{said}") for said, harm in (OF_END | OF_R
 SEEN = {
     "status": {*OF_STATUS, *OF_END, *OF_CONFIG},
     "status --json": {*OF_STATUS, *OF_END, *OF_CONFIG},
-    "launch": {*OF_STATUS, *OF_END},
+    "launch": {*OF_STATUS, *OF_END, *OF_CONFIG},
     "report": {*DAMAGES},
     "report --format markdown": {*DAMAGES},
     "report --format json": {*DAMAGES},
