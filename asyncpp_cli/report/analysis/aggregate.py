@@ -214,6 +214,9 @@ def _printed(cell: CellResult, keys: Sequence[str]) -> str:
 CORRECTION = ("error_feedback.", "correction.")
 """Sections of the configuration that correct for delay."""
 
+_SCHEDULE = ("schedule.", "parallel.shard_gradients")
+"""Keys in which counterparts differ. No synchronous schedule can shard gradients, which changes no weight."""
+
 PREFERRED = "1f1b"
 """The synchronous schedule to compare losses with if there are several."""
 
@@ -241,8 +244,8 @@ def link(cells: Sequence[CellResult], *, ignoring: Sequence[str]) -> list[str]:
         Remarks on delayed cells without a counterpart.
     """
     ignored = tuple(SHORTHANDS.get(key, key) for key in ignoring)
-    compared = [_but_for(cell, "schedule.", *CORRECTION, *ignored) for cell in cells]
-    of_any_length = [_but_for(cell, "schedule.", *CORRECTION, *LENGTH, *ignored) for cell in cells]
+    compared = [_but_for(cell, *_SCHEDULE, *CORRECTION, *ignored) for cell in cells]
+    of_any_length = [_but_for(cell, *_SCHEDULE, *CORRECTION, *LENGTH, *ignored) for cell in cells]
     arms = [_but_for(cell, *CORRECTION, *ignored) for cell in cells]
     synchronous: dict[Settings, list[CellResult]] = {}
     fastest: dict[Settings, CellResult] = {}

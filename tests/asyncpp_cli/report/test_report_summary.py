@@ -296,6 +296,11 @@ def test_a_setting_without_a_use_is_shown_where_it_alone_tells_cells_apart() -> 
     assert len({tuple(row[:5]) for row in rows}) == 4
 
 
+def test_shards_of_gradients_are_compared_with_a_synchronous_schedule_that_cannot_have_them() -> None:
+    (synchronous, delayed), notes = aggregate([run("1f1b"), run("2bw", **{"parallel.shard_gradients": True})])
+    assert (delayed.baseline, delayed.fastest, notes) == (synchronous, synchronous, [])
+
+
 def test_reasons_against_a_comparison_are_named() -> None:
     _, notes = aggregate([run("1f1b"), run("paci", **{"train.clip": "stage"}), run("2bw")])
     assert notes == ["No synchronous counterpart for paci muon: the nearest differs in train.clip."]
