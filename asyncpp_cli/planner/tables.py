@@ -16,6 +16,7 @@ from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.decision import Point
 from asyncpp_cli.planner.estimate import Estimate
 from asyncpp_cli.planner.fsdp import Sharded
+from asyncpp_cli.planner.layouts import CONSIDERED
 from asyncpp_cli.planner.listing import KINDS, Layout, Listing, has_room
 from asyncpp_cli.planner.shared import CostModel
 from asyncpp_cli.runs.attempts.cost import amount
@@ -37,6 +38,13 @@ class Order:
     """Memory of a rank, 10^9 bytes."""
     times_known: bool
     """Whether the costs are those of the run's machine."""
+    names: Sequence[str] = CONSIDERED
+    """Schedules to consider."""
+
+    @property
+    def with_sharded(self) -> bool:
+        """Whether FSDP and HSDP are considered: unless schedules are named, or times are not known."""
+        return self.times_known and self.names is CONSIDERED
 
     @property
     def threads(self) -> int | None:
@@ -166,7 +174,7 @@ def _likely(layout: Layout, synchronous: Layout | None, order: Order) -> str:
     return f"{low:.2f} to {high:.2f}"
 
 
-def sentences(found: Listing, order: Order, *, tokens: int, all_schedules: bool) -> list[str]:
+def sentences(found: Listing, order: Order, *, tokens: int) -> list[str]:
     """What is left out, what FSDP loses, and what to use, of all layouts."""
     said = []
     if found.alike:
@@ -174,10 +182,9 @@ def sentences(found: Listing, order: Order, *, tokens: int, all_schedules: bool)
             f"{found.alike} layouts that take as long as one of these and differ from it in micro-batches "
             "and size alone are left out (--json has them)."
         )
-    known = order.times_known and all_schedules and order.gpus > 1 and isinstance(order.costs, Roofline)
     if found.sharded:
         said.append(_decision(found, order))
-    elif known:
+    elif order.with_sharded and order.gpus > 1 and isinstance(order.costs, Roofline):
         said.append(_without_sharded(order, tokens))
     return said
 

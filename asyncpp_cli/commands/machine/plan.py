@@ -181,17 +181,16 @@ def plan(
     measured = _measured(base, profile, measure_to, sizes=microbatch_sizes or [], repeats=repeats)
     links = _Links(bandwidth, node_bandwidth, gpus_per_node)
     order = _order(base, gpus, site=site, device=device, measured=measured, memory=memory, links=links)
-    names = schedule or None
+    if schedule:
+        order = replace(order, names=schedule)
     if as_map:
-        _map(order, tokens_per_step, names=names, as_json=as_json, out=out)
+        _map(order, tokens_per_step, as_json=as_json, out=out)
         return
     tokens = tokens_per_step[0] if tokens_per_step else base.tokens_per_step
     if as_json:
-        _all_as_json(order, tokens, names=names)
+        _all_as_json(order, tokens)
         return
-    _list(
-        order, tokens, names=names, rows=rows, row=row, template=_Template(as_template, what, changes or [])
-    )
+    _list(order, tokens, rows=rows, row=row, template=_Template(as_template, what, changes or []))
 
 
 def _check_used(context: typer.Context) -> None:
@@ -341,7 +340,6 @@ def _map(
     order: Order,
     tokens: Sequence[int] | None,
     *,
-    names: Sequence[str] | None,
     as_json: bool,
     out: Path | None,
 ) -> None:
@@ -349,7 +347,6 @@ def _map(
     from asyncpp_cli.base.console import say
     from asyncpp_cli.base.outputs import drawing, refusing_pictures
     from asyncpp_cli.planner import decision, tables
-    from asyncpp_cli.planner.layouts import CONSIDERED
     from asyncpp_cli.sites.resources import cores_here
 
     if order.gpus < 2:
@@ -366,8 +363,8 @@ def _map(
         tokens_per_step=sorted(set(asked)),
         costs=order.costs,
         limit_gb=order.limit_gb,
-        names=names or CONSIDERED,
-        with_sharded=names is None,
+        names=order.names,
+        with_sharded=order.with_sharded,
         processes=cores_here(),
     )
     if out is not None:
@@ -381,19 +378,17 @@ def _map(
         say(f"Wrote {out}")
 
 
-def _all_as_json(order: Order, tokens: int, *, names: Sequence[str] | None) -> None:
+def _all_as_json(order: Order, tokens: int) -> None:
     """Print all layouts, best first."""
     from asyncpp_cli.planner.fsdp import best_sharded
-    from asyncpp_cli.planner.layouts import CONSIDERED
     from asyncpp_cli.planner.rank import best_first
     from asyncpp_cli.planner.shared import Shared
     from asyncpp_cli.planner.tables import among, record
 
     asked: dict[str, Any] = {"gpus": order.gpus, "tokens_per_step": tokens, "limit_gb": order.limit_gb}
     base = order.base.config
-    found = list(best_first(base, Shared(order.costs), names=names or CONSIDERED, **asked))
-    with_sharded = order.times_known and names is None
-    sharded = best_sharded(base, costs=order.costs, **asked) if with_sharded else []
+    found = list(best_first(base, Shared(order.costs), names=order.names, **asked))
+    sharded = best_sharded(base, costs=order.costs, **asked) if order.with_sharded else []
     _print_json([record(each, order) for each in among(sharded, found, order)])
 
 
@@ -406,15 +401,12 @@ class _Template:
     changes: Sequence[str]
 
 
-def _list(
-    order: Order, tokens: int, *, names: Sequence[str] | None, rows: int, row: int | None, template: _Template
-) -> None:
+def _list(order: Order, tokens: int, *, rows: int, row: int | None, template: _Template) -> None:
     """Print the best layouts, what to use, and of one of them the memory and the settings."""
     from asyncpp_cli.base.console import say
     from asyncpp_cli.base.progress import shown as progress
     from asyncpp_cli.planner import tables
     from asyncpp_cli.planner.costs.devices import DEVICES
-    from asyncpp_cli.planner.layouts import CONSIDERED
     from asyncpp_cli.planner.listing import listed
     from asyncpp_cli.planner.shared import Shared
     from stages.data.documents import computed_share
@@ -426,10 +418,10 @@ def _list(
             Shared(order.costs),
             gpus=order.gpus,
             tokens_per_step=tokens,
-            names=names or CONSIDERED,
+            names=order.names,
             limit_gb=order.limit_gb,
             rows=rows,
-            with_sharded=order.times_known and names is None,
+            with_sharded=order.with_sharded,
         )
     shown = tables.among(found.sharded, found.pipelines, order)
     number = row or 1 + shown.index(found.recommended)
@@ -447,7 +439,7 @@ def _list(
         share = computed_share(base.config.data)
         say(f"Attention within documents is {share:.0%} of causal attention in this data; times count that.")
     tables.show_layouts(found, shown, order, tokens=tokens)
-    for sentence in tables.sentences(found, order, tokens=tokens, all_schedules=names is None):
+    for sentence in tables.sentences(found, order, tokens=tokens):
         say(sentence)
     tables.show_memory(chosen, order, title=f"Row {number}: {chosen.place}")
     if chosen.exceeds(order.limit_gb):

@@ -57,7 +57,7 @@ def test_the_sentence_says_where_the_plan_cannot_tell(microbatches: int, tells: 
         sharded=[replace(fsdp(1024), seconds=2 * synchronous.step.seconds)],
     )
     order = Order(base=BASE, gpus=4, costs=COSTS, limit_gb=75.0, times_known=True)
-    said = " ".join(sentences(found, order, tokens=2**14, all_schedules=True))
+    said = " ".join(sentences(found, order, tokens=2**14))
     assert "more steps (published runs say " in said
     assert ("The plan cannot tell whether it is faster: measure both" in said) != tells
     assert ("training tells" in said) == tells
