@@ -139,8 +139,9 @@ def _orders(config: RunConfig) -> set[tuple[tuple[int, bool], ...]]:
         for actions in program.actions_by_stage()
     }
     if config.model.tied and not program.tied_shards:
-        # An embedding has no weight half.
+        # An embedding has no weight half. In one stage a whole backward adds both gradients at once.
         events = {(0, Op.BACKWARD), (0, Op.BACKWARD_INPUT), (program.loss_stage, Op.UPDATE)}
+        events |= set() if program.loss_stage else {(0, Op.BACKWARD_WEIGHT)}
         of_rank = program.actions[program.rank_of_stage[0]]
         orders.add(tuple((each.microbatch, each.op is Op.UPDATE) for each in of_rank if each[:2] in events))
     return orders

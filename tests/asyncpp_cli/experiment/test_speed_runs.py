@@ -126,6 +126,7 @@ def test_a_tuning_trains_every_candidate_to_its_end(tmp_path: Path) -> None:
         ("1f1b", UNTIED, {"clip": "stage"}),
         ("zb-v", ("v-half", "dualpipe-v"), {"tied": True}),
         ("zb-v", ("1f1b", "dualpipe-v"), {"tied": True, "shard_head": True}),
+        ("1f1b", ("gpipe", "zero-bubble"), {"tied": True, "stages": 1}),
     ],
 )
 def test_numbers_that_are_called_the_same_are(
